@@ -11,8 +11,8 @@ from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import EnvFacts
 from envhub_server.config import HubConfig
 from envhub_server.hub import planner
-from envhub_server.hub.planner import Admission, Offer, SessionPlan, Usage
-from envhub_server.network.connections import ANYBODY, OWN_USER, Holder, Quotas
+from envhub_server.hub.planner import Admission, SessionPlan, Usage
+from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
 from envhub_server.session.launcher import Machine
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make
@@ -26,7 +26,7 @@ def admitted(
     make: Make, holder: Holder = OWN_USER, config: HubConfig | None = None, usage: Usage | None = None
 ) -> Admission | Failure:
     config = config or HubConfig()
-    return planner.admit(make, holder, Offer(config, config.registry()), usage or Usage(), 1)
+    return planner.admit(make, holder, config, config.registry(), None, usage or Usage(), 1)
 
 
 def planned(

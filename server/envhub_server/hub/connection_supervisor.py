@@ -1,4 +1,4 @@
-"""The connections of a hub: its addresses, who is let in, and which connections are ended."""
+"""The connections of a hub: its addresses, who is let in, which connections are ended, and the leases of sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zmq
 from envhub.protocol import prelude
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
-from envhub.protocol.prelude import FRAMES_MAX, Prelude
+from envhub.protocol.prelude import Prelude
 from envhub.transport import address
 from envhub.transport.sockets import Router
 from envhub_server.hub.directory import Directory
@@ -30,146 +30,34 @@ from envhub_server.processes.supervisor import Supervisor
 log = Logger("envhub.hub")
 
 
-class Leases:
-    """Leases of one hub's sessions. It owns what is known of the clients' lives; the protocol has the leases."""
-
-    def __init__(
-        self, protocol: HubProtocol, access: Access, directory: Directory, router: Router, loop: Loop, lease_s: float
-    ) -> None:
-        """Probe clients by ``router``; ``lease_s`` is for the log."""
-        self._protocol, self._directory, self._router, self._loop = protocol, directory, router, loop
-        self._liveness = ClientLiveness(protocol, lease_s, access.silence_s)
-        self._lease_s = lease_s
-        self._ping = Prelude(Op.PING, protocol.hub_id, prelude.NO_SESSION, 0).pack()
-
-    def check_soon(self) -> None:
-        """Check the clients soon, since there is a new session."""
-        self._liveness.check_soon(self._loop.clock.now_s())
-        self.plan()
-
-    def connection_ended(self, connection: int, now_s: float) -> None:
-        """Suspect the clients of a connection that has ended; the caller calls ``plan``."""
-        self._liveness.ended(connection, now_s)
-
-    def send_failed(self, peer: bytes) -> None:
-        """Suspect a client that cannot be sent a reply."""
-        for token in self._protocol.sessions_of(peer):
-            self._liveness.suspect(token, peer, self._loop.clock.now_s())
-        self.plan()
-
-    def heard_late(self, peer: bytes) -> None:
-        """Suspect a client whose connection had ended when its message was read."""
-        self._liveness.heard_late(peer, self._loop.clock.now_s())
-        self.plan()
-
-    def plan(self) -> None:
-        """Plan the next check of the clients."""
-        self._loop.schedule.set(self._check, self._liveness.next_s)
-
-    def _check(self) -> None:
-        now_s = self._loop.clock.now_s()
-        for token, peer in self._liveness.suspects(now_s):
-            if not self._router.reaches(peer, self._ping):
-                self._liveness.lost(token, now_s)
-        self._liveness.check(now_s, self._directory.beats_s())
-        self.plan()
-        self._loop.schedule.set(self._expire, self._protocol.next_expiry_s())
-
-    def _expire(self) -> None:
-        now_s = self._loop.clock.now_s()
-        # A client that has come back since the last check keeps its session.
-        self._liveness.check(now_s, self._directory.beats_s(), at_once=True)
-        for token in self._protocol.expired(now_s):
-            # Event: The lease of a session ran out: its envs are closed.
-            log.info("session_expired", session=token.hex()[:8], lease_s=self._lease_s)
-            self._directory.expire(token)
-        self._loop.schedule.set(self._expire, self._protocol.next_expiry_s())
-
-
-class ProxyRunner:
-    """Starts the proxy, again if it ends, and hears its reports. It owns the process; ``access`` reads its page."""
-
-    def __init__(self, access: Access, children: Supervisor, loop: Loop, unread_bytes_max: int) -> None:
-        """Run nothing yet.
-
-        Args:
-            access: which is told of handshakes that have ended.
-            children: which is told of the process.
-            loop: which waits for the process.
-            unread_bytes_max: that a client may have sent and the hub has not read.
-        """
-        self._access, self._children, self._loop = access, children, loop
-        self._unread_bytes_max = unread_bytes_max
-
-    def start(self, listeners: Sequence[socket.socket], hub: int) -> None:
-        """Start the proxy for these addresses; ``hub`` is the descriptor of the hub's socket for it.
-
-        Raises:
-            OSError: there is no process, descriptor or memory left.
-        """
-        access = self._access
-        proxy = ProxyHandle(self._children, hub, access.encrypted, FRAMES_MAX, self._unread_bytes_max)
-        access.proxy = proxy
-        proxy.start(listeners, self._loop.clock.now_s())
-        self._wait_for(proxy)
-
-    def _wait_for(self, proxy: ProxyHandle) -> None:
-        self._loop.poller.register(proxy.pidfd, self)
-        self._loop.poller.register(proxy.reporting, self)
-
-    def on_ready(self, descriptor: int) -> None:
-        """Read the reports of the proxy, or note its end."""
-        proxy, loop = self._access.proxy, self._loop
-        assert proxy is not None
-        if descriptor == proxy.reporting:
-            self._read_reports(proxy)
-            return
-        self._read_reports(proxy)
-        loop.poller.unregister(descriptor)
-        proxy.ended(loop.clock.now_s())
-        loop.schedule.set(self._start_again, proxy.restart_s)
-
-    def _read_reports(self, proxy: ProxyHandle) -> None:
-        """Note the handshakes that have ended by the proxy."""
-        reporting = proxy.reporting
-        for ended in proxy.reports():
-            self._access.handshake_ended(ended)
-        if proxy.reporting < 0:
-            self._loop.poller.unregister(reporting)
-
-    def _start_again(self) -> None:
-        proxy = self._access.proxy
-        assert proxy is not None
-        proxy.check(self._loop.clock.now_s())
-        if proxy.pidfd >= 0:
-            self._wait_for(proxy)
-        self._loop.schedule.set(self._start_again, proxy.restart_s)
-
-    def close(self) -> None:
-        """End the process; the hub's ROUTER must be closed before."""
-        if self._access.proxy is not None:
-            self._access.proxy.close()
-
-
-log = Logger("envhub.hub")
-
-
 class ConnectionSupervisor:
-    """Lets clients in, and ends connections. It owns the addresses; ``access`` knows the connections."""
+    """Lets clients in, ends connections, runs the proxy that accepts those of strangers, and keeps the leases.
+
+    A session whose client is lost ends after a while, unless the client comes back. This owns the addresses, the
+    proxy's process, and what is known of the clients' lives; ``access`` knows the connections, the protocol the leases.
+    """
 
     def __init__(
         self,
         router: Router,
         access: Access,
-        proxy: ProxyRunner,
+        children: Supervisor,
         directory: Directory,
-        leases: Leases,
         unread: UnreadMemory,
         loop: Loop,
+        protocol: HubProtocol,
+        lease_s: float,
+        unread_bytes_max: int,
     ) -> None:
-        """Supervise the connections of ``router``, once it is open."""
-        self._router, self._access, self._proxy = router, access, proxy
-        self._directory, self._leases, self._unread, self._loop = directory, leases, unread, loop
+        """Supervise the connections of ``router``, once it is open; ``lease_s`` is for the log.
+
+        A client of the proxy may have sent ``unread_bytes_max`` that the hub has not read.
+        """
+        self._router, self._access, self._children = router, access, children
+        self._directory, self._unread, self._loop = directory, unread, loop
+        self._protocol, self._lease_s, self._unread_bytes_max = protocol, lease_s, unread_bytes_max
+        self._liveness = ClientLiveness(protocol, lease_s, access.silence_s)
+        self._ping = Prelude(Op.PING, protocol.hub_id, prelude.NO_SESSION, 0).pack()
         self._listener: Listener | None = None
         self._guard: DescriptorGuard | None = None
 
@@ -196,7 +84,7 @@ class ConnectionSupervisor:
         if listener.proxied:
             for listening in listener.proxied:
                 self._guard.listens(listening.fileno())
-            self._proxy.start(listener.proxied, listener.bind_unnamed())
+            self._start_proxy(listener.proxied, listener.bind_unnamed())
         for text in binds:
             if not is_ipc[text]:
                 self._access.bound(bound[text])
@@ -244,7 +132,7 @@ class ConnectionSupervisor:
             log.warning("connection_ended", once_per=("client", "why"), **who, why=why, audit=True)
         # Once for all of them, because each of these looks at every connection.
         self._plan_access()
-        self._leases.plan()
+        self._plan_liveness()
         if self._guard is not None:
             self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
 
@@ -262,12 +150,16 @@ class ConnectionSupervisor:
                 case _:
                     self._access.ended(descriptor, now_s)
                     self._unread.connection_ended(descriptor)
-                    self._leases.connection_ended(descriptor, now_s)
+                    self._liveness.ended(descriptor, now_s)  # the caller plans
         return ends
 
     def on_ready(self, descriptor: int) -> None:
-        """Answer libzmq, which asks whether a client is admitted."""
-        self._admit_clients()
+        """Answer libzmq, which asks whether a client is admitted, or hear the proxy."""
+        proxy = self._access.proxy
+        if proxy is None or descriptor not in (proxy.pidfd, proxy.reporting):
+            self._admit_clients()
+        else:
+            self._hear_proxy(proxy, has_ended=descriptor == proxy.pidfd)
 
     def _admit_clients(self) -> None:
         """Answer libzmq about the clients that wait in their handshakes."""
@@ -276,6 +168,80 @@ class ConnectionSupervisor:
             if not self._access.answer(self._loop.clock.now_s()):
                 break
         self._plan_access()
+
+    # --- the proxy ----------------------------------------------------------------------------------------------------
+
+    def _start_proxy(self, listeners: Sequence[socket.socket], hub: int) -> None:
+        """Start the proxy for these addresses; ``hub`` is the descriptor of the hub's socket for it."""
+        access = self._access
+        proxy = ProxyHandle(self._children, hub, access.encrypted, prelude.FRAMES_MAX, self._unread_bytes_max)
+        access.proxy = proxy
+        proxy.start(listeners, self._loop.clock.now_s())
+        self._wait_for(proxy)
+
+    def _wait_for(self, proxy: ProxyHandle) -> None:
+        self._loop.poller.register(proxy.pidfd, self)
+        self._loop.poller.register(proxy.reporting, self)
+
+    def _hear_proxy(self, proxy: ProxyHandle, has_ended: bool) -> None:
+        """Note the handshakes that have ended by the proxy; start another one if it has ended itself."""
+        reporting = proxy.reporting
+        for ended in proxy.reports():
+            self._access.handshake_ended(ended)
+        if proxy.reporting < 0:
+            self._loop.poller.unregister(reporting)
+        if has_ended:
+            self._loop.poller.unregister(proxy.pidfd)
+            proxy.ended(self._loop.clock.now_s())
+            self._loop.schedule.set(self._restart_proxy, proxy.restart_s)
+
+    def _restart_proxy(self) -> None:
+        proxy = self._access.proxy
+        assert proxy is not None
+        proxy.check(self._loop.clock.now_s())
+        if proxy.pidfd >= 0:
+            self._wait_for(proxy)
+        self._loop.schedule.set(self._restart_proxy, proxy.restart_s)
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def check_soon(self) -> None:
+        """Check the clients soon, since there is a new session."""
+        self._liveness.check_soon(self._loop.clock.now_s())
+        self._plan_liveness()
+
+    def send_failed(self, peer: bytes) -> None:
+        """Suspect a client that cannot be sent a reply."""
+        for token in self._protocol.sessions_of(peer):
+            self._liveness.suspect(token, peer, self._loop.clock.now_s())
+        self._plan_liveness()
+
+    def heard_late(self, peer: bytes) -> None:
+        """Suspect a client whose connection had ended when its message was read."""
+        self._liveness.heard_late(peer, self._loop.clock.now_s())
+        self._plan_liveness()
+
+    def _plan_liveness(self) -> None:
+        self._loop.schedule.set(self._check_liveness, self._liveness.next_s)
+
+    def _check_liveness(self) -> None:
+        now_s = self._loop.clock.now_s()
+        for token, peer in self._liveness.suspects(now_s):
+            if not self._router.reaches(peer, self._ping):
+                self._liveness.lost(token, now_s)
+        self._liveness.check(now_s, self._directory.beats_s())
+        self._plan_liveness()
+        self._loop.schedule.set(self._expire, self._protocol.next_expiry_s())
+
+    def _expire(self) -> None:
+        now_s = self._loop.clock.now_s()
+        # A client that has come back since the last check keeps its session.
+        self._liveness.check(now_s, self._directory.beats_s(), at_once=True)
+        for token in self._protocol.expired(now_s):
+            # Event: The lease of a session ran out: its envs are closed.
+            log.info("session_expired", session=token.hex()[:8], lease_s=self._lease_s)
+            self._directory.expire(token)
+        self._loop.schedule.set(self._expire, self._protocol.next_expiry_s())
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

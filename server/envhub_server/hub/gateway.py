@@ -13,7 +13,7 @@ from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.transport import sockets
 from envhub.transport.sockets import Router
-from envhub_server.hub.connection_supervisor import ConnectionSupervisor, Leases
+from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import Directory
 from envhub_server.log import Logger
 from envhub_server.loop import Loop
@@ -42,12 +42,11 @@ class Gateway:
         protocol: HubProtocol,
         access: Access,
         connections: ConnectionSupervisor,
-        leases: Leases,
         directory: Directory,
         loop: Loop,
     ) -> None:
         self._router, self._protocol, self._access = router, protocol, access
-        self._connections, self._leases, self._directory, self._loop = connections, leases, directory, loop
+        self._connections, self._directory, self._loop = connections, directory, loop
         self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
         self._disconnected = access.connections.disconnected
         self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
@@ -111,7 +110,7 @@ class Gateway:
             )
         self._note_sessions(peer, holder)
         if self._access.connections.of(peer, connection, now_s) is None:
-            self._leases.heard_late(peer)
+            self._connections.heard_late(peer)
         if incoming is None:
             return None
         self.requests += incoming.op is not Op.HEARTBEAT
@@ -162,7 +161,7 @@ class Gateway:
                 sockets.send(self._router.socket, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
-                self._leases.send_failed(peer)
+                self._connections.send_failed(peer)
                 # Event: A reply could not be sent; it is kept until the client asks for it.
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()

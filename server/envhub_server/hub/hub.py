@@ -37,7 +37,7 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hub.connection_supervisor import ConnectionSupervisor, Leases, ProxyRunner
+from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, SessionStarter
@@ -132,10 +132,10 @@ class Hub:
         directory = self._directory = Directory(protocol, access)
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
-        leases = self._leases = Leases(protocol, access, directory, router, loop, lease_s)
-        self._proxy = ProxyRunner(access, self._supervisor, loop, unfinished_bytes_max)
-        self._connections = ConnectionSupervisor(router, access, self._proxy, directory, leases, self._unread, loop)
-        self._gateway = Gateway(router, protocol, access, self._connections, leases, directory, loop)
+        self._connections = ConnectionSupervisor(
+            router, access, self._supervisor, directory, self._unread, loop, protocol, lease_s, unfinished_bytes_max
+        )
+        self._gateway = Gateway(router, protocol, access, self._connections, directory, loop)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
         """Make the components that begin sessions and report them."""
@@ -170,7 +170,7 @@ class Hub:
             access,
             directory,
             starter,
-            self._leases,
+            self._connections,
             offers,
             self._status,
             observations_bytes_max=2 * config.message_bytes_max,
@@ -235,7 +235,8 @@ class Hub:
             self._router.close()
             self._connections.close()
             self._router.context.term()
-            self._proxy.close()
+            if self._access.proxy is not None:  # after the ROUTER, whose last messages it passes on
+                self._access.proxy.close()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -249,8 +250,8 @@ class Hub:
         while self._service is Service.SERVING or self._sessions:
             self._turn()
         self._gateway.send()
-        if self._offers.refused is not None:
-            raise self._offers.refused
+        if self._offers.listing.refused is not None:
+            raise self._offers.listing.refused
 
     def _turn(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
@@ -392,20 +393,20 @@ class Hub:
         runtime.release()
 
     def _on_listing(self, event: WorkerEvent) -> None:
-        self._offers.handle(event)
-        if self._offers.refused is not None and self._service is Service.SERVING:
-            self.stop(str(self._offers.refused))
+        self._offers.listing.handle(event)
+        if self._offers.listing.refused is not None and self._service is Service.SERVING:
+            self.stop(str(self._offers.listing.refused))
         self._offers.report()
 
     # --- what the operator sees and does ------------------------------------------------------------------------------
 
     def example(self) -> str:
         """The name of an env that is ready; empty if none is."""
-        return self._offers.example()
+        return self._offers.listing.example()
 
     def unready(self) -> dict[str, str]:
         """Reasons why envs cannot be made, by their names."""
-        return dict(self._offers.unready)
+        return dict(self._offers.listing.unready)
 
     def _on_signal(self, name: str) -> None:
         """SIGTERM, SIGINT and SIGHUP stop the hub; SIGUSR1 and SIGQUIT log its stacks, SIGUSR2 its counters."""

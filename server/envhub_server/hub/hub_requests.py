@@ -12,7 +12,7 @@ from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Failure, Make, Op
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
-from envhub_server.hub.connection_supervisor import Leases
+from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.offers import Offers
 from envhub_server.hub.planner import SessionPlan
@@ -79,11 +79,12 @@ class SessionStarter:
 
     def _plan(self, request: Incoming, holder: Holder) -> SessionPlan | Failure:
         make: Make = request.message
-        usage, number = self._usage.of(holder), self._directory.next_number
-        admission = planner.admit(make, holder, self._offers.offer, usage, number)
+        offers, usage, number = self._offers, self._usage.of(holder), self._directory.next_number
+        names = offers.listing.names
+        admission = planner.admit(make, holder, self._config, offers.registry, names, usage, number)
         if isinstance(admission, Failure):
             return admission
-        if failure := self._offers.refusal(make.name, admission.settings, admission.hides_folders):
+        if failure := offers.refusal(make.name, admission.recipe.settings, admission.hides_folders):
             return failure
         self._services.unread.release()
         replays = ""
@@ -149,14 +150,14 @@ class HubRequests:
         access: Access,
         directory: Directory,
         starter: SessionStarter,
-        leases: Leases,
+        connections: ConnectionSupervisor,
         offers: Offers,
         status: Status,
         observations_bytes_max: int,
     ) -> None:
         """Keep copies of observations that a client has not read, up to this many bytes."""
         self._protocol, self._access, self._directory = protocol, access, directory
-        self._starter, self._leases, self._offers, self._status = starter, leases, offers, status
+        self._starter, self._connections, self._offers, self._status = starter, connections, offers, status
         self._observations = UnreadObservations(observations_bytes_max)
 
     def handle(self, request: Incoming, holder: Holder) -> None:
@@ -209,7 +210,7 @@ class HubRequests:
             self._refuse(request, holder, failure)
             self._protocol.forget(request.token)
         elif request.op is Op.MAKE:
-            self._leases.check_soon()
+            self._connections.check_soon()
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._directory.find(request, holder)

@@ -12,27 +12,12 @@ from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.env_settings import EnvSettings, hosting_of_session
+from envhub_server.catalog.env_settings import hosting_of_session
 from envhub_server.catalog.registry import EnvFacts, Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.network.connections import OWN_USER, Holder
 from envhub_server.session.launcher import Machine, WorkerRules
 from envhub_server.session.sizing import WorkerCount, chosen_count, count_in_advance, first_workers, lacking, separate
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Envs of a hub, and its settings.
-
-    Attributes:
-        config: the hub's.
-        registry: what can be made.
-        names: of these, as far as they are registered; None before that is known.
-    """
-
-    config: HubConfig
-    registry: Registry
-    names: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +43,6 @@ class Admission:
     """A request to make a session that the hub does not refuse.
 
     Attributes:
-        make: the request.
-        recipe: of its envs.
         hosting: what its workers get besides envs.
         hides_folders: True if failures name no folder of this machine.
         workers_max: the most workers, besides spares, that the quotas of its client leave; infinity without quotas.
@@ -71,32 +54,14 @@ class Admission:
     hides_folders: bool
     workers_max: float
 
-    @property
-    def settings(self) -> EnvSettings:
-        """The operator's settings of the envs."""
-        return self.recipe.settings
-
-    @property
-    def spares(self) -> int:
-        """Number of workers that are made ahead."""
-        return self.hosting.spares or 0
-
-    @property
-    def is_recycled(self) -> bool:
-        """True if its workers are replaced after some time, number of episodes or amount of memory."""
-        return self.hosting.recycle != Recycle()
-
 
 @dataclass(frozen=True)
 class SessionPlan:
     """A session to make.
 
     Attributes:
-        make: the request.
-        recipe: of its envs.
         count: number of its workers; None where the first envs decide.
         machine: what it may have of the machine.
-        rules: settings of every worker.
         processes: the most processes that it has to begin with.
     """
 
@@ -113,10 +78,20 @@ def hides_folders(config: HubConfig, holder: Holder) -> bool:
     return holder is not OWN_USER and not config.verbose_errors
 
 
-def admit(make: Make, holder: Holder, offer: Offer, usage: Usage, number: int) -> Admission | Failure:
-    """Admit a client's request to make the session of this number, or refuse it."""
-    config = offer.config
-    recipe = admitted(make, config, offer.registry, usage.hub_envs, holder.deploys, offer.names)
+def admit(
+    make: Make,
+    holder: Holder,
+    config: HubConfig,
+    registry: Registry,
+    names: Sequence[str] | None,
+    usage: Usage,
+    number: int,
+) -> Admission | Failure:
+    """Admit a client's request to make the session of this number, or refuse it.
+
+    ``names`` are those of the registry, as far as they are registered; None before that is known.
+    """
+    recipe = admitted(make, config, registry, usage.hub_envs, holder.deploys, names)
     if isinstance(recipe, Failure):
         return recipe
     hosting = hosting_of_session(make.hosting, recipe.settings.hosting(config.hosting), number)
@@ -152,15 +127,10 @@ def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
 def plan(
     admission: Admission, machine: Machine, facts: EnvFacts, config: HubConfig, session: str, replays: str
 ) -> SessionPlan | Failure:
-    """Plan the workers of a session, or refuse it.
+    """Plan the workers of the session of this name, or refuse it.
 
-    Args:
-        admission: of its request.
-        machine: what the hub has left of the machine.
-        facts: about such envs, of earlier sessions.
-        config: the hub's.
-        session: its name.
-        replays: the beginning of the names of its replays; empty where none are kept.
+    ``machine`` is what the hub has left of it, and ``replays`` the prefix of the names of its replays; empty where none
+    are kept.
     """
     make, hosting = admission.make, admission.hosting
     close_s = min(make.faults.close_s, config.close_timeout_max)
@@ -182,7 +152,7 @@ def plan(
         alone=facts.alone,
         info_bytes_max=config.info_bytes_max,
     )
-    return SessionPlan(make, admission.recipe, count, machine, rules, workers + admission.spares)
+    return SessionPlan(make, admission.recipe, count, machine, rules, workers + (admission.hosting.spares or 0))
 
 
 def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int | None) -> WorkerCount | None:
@@ -190,13 +160,13 @@ def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int
     make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
     if make.num_workers:
         return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
-    if admission.settings.vector:
+    if admission.recipe.settings.vector:
         return WorkerCount(1, "a vector env, which one worker steps in one call", chosen=True)
     if hosting.shares_process is False:
         return separate(make.num_envs, "one_per_process")
     if hub_workers:
         return chosen_count(make.num_envs, min(hub_workers, room), f"the hub's --workers {hub_workers}")
-    if admission.is_recycled:
+    if hosting.recycle != Recycle():
         why = "a process per env, which is recycled by itself"
         return chosen_count(make.num_envs, min(make.num_envs, room), why)
     return count_in_advance(make.name, make.num_envs, alone, machine.cpus)
@@ -204,7 +174,7 @@ def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int
 
 def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:
     """The reason why envs that need a process each cannot have them; empty if they can, or need none."""
-    if count is None or admission.settings.vector:
+    if count is None or admission.recipe.settings.vector:
         return ""
     if admission.hosting.shares_process is False or count.alone:
         return lacking(admission.make.num_envs, count, machine)

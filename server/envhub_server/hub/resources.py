@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +20,6 @@ from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import EnvFactsTable, Recipe
 from envhub_server.hub.replay_keeper import ReplayKeeper
-from envhub_server.ipc import control
-from envhub_server.ipc.process_marks import memory_bytes
 from envhub_server.log import Logger
 from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, SharedLaneGrant, UnreadMemory, new_bell
@@ -37,133 +35,6 @@ from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Driver, Event, Phase
 
 STACK_BYTES_MAX = 16384
-
-
-class WorkerPool:
-    """The processes; what they say and how they end is reported by the hub's events.
-
-    A number without a process hears nothing: whatever a slot has to know, its next process is told.
-    """
-
-    def __init__(
-        self,
-        session: int,
-        name: str,
-        supervisor: Supervisor,
-        key: InterpreterKey,
-        environ: Mapping[str, str] | None,
-    ) -> None:
-        """Serve this session, whose processes run this interpreter in this environment (None: that of all sessions).
-
-        ``name`` is the session's in the log.
-        """
-        self._session, self._name = session, name
-        self._supervisor = supervisor
-        self._key = key
-        self._environ = environ
-        self._handles: dict[int, WorkerHandle] = {}
-        self._serving: dict[int, WorkerHandle] = {}  # by slot
-
-    def start(self, processes: Sequence[int], libraries: Sequence[str] = ()) -> None:
-        """Ask for the processes of these numbers, which no other had, with these libraries.
-
-        Raises:
-            OSError: there are no descriptors or processes left; none was started.
-        """
-        started = self._supervisor.start(self._session, processes, self._key, self._environ, libraries)
-        self._handles.update(zip(processes, started, strict=True))
-
-    def serve(self, slot: int, process: int) -> None:
-        """Ring this process from now on when the slot is rung."""
-        if process in self._handles:
-            self._serving[slot] = self._handles[process]
-
-    def label(self, process: int, worker: int) -> None:
-        """Log what the process prints from now on as the output of this worker."""
-        if process in self._handles:
-            self._handles[process].label.update(session=self._name, worker=worker)
-
-    def remove(self, process: int) -> None:
-        """Forget a process that has ended."""
-        handle = self._handles.pop(process, None)
-        if handle is None:
-            return
-        self._serving = {slot: each for slot, each in self._serving.items() if each is not handle}
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids."""
-        return [handle.pid for handle in self._handles.values() if handle.pid is not None]
-
-    def memory(self) -> Mapping[int, int]:
-        """Number of bytes of memory each process has, with what it started."""
-        pids = {number: each.pid for number, each in self._handles.items() if each.pid is not None}
-        orphans = self._supervisor.orphans()
-        return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
-
-    def output(self, process: int) -> str:
-        """The last output of a process; empty once it has ended."""
-        return self._handles[process].log_tail if process in self._handles else ""
-
-    def tell(self, process: int, message: Any, *descriptors: int) -> None:
-        """Send a message, with copies of these descriptors."""
-        if process in self._handles:
-            self._handles[process].send(message, *descriptors)
-
-    def map_arena(self, process: int, message: control.MapArena, descriptors: control.ArenaDescriptors) -> None:
-        """Have a process map an arena; the ``hub_bell`` is that of the process."""
-        if process in self._handles:
-            self._handles[process].map_arena(message, descriptors)
-
-    def ring(self) -> None:
-        """Wake the processes that serve slots."""
-        for handle in self._serving.values():
-            try:  # costs nothing, which ``suppress`` would
-                handle.ring()
-            except BlockingIOError:
-                pass  # it has not listened for thousands of rings
-
-    def ring_some(self, slots: Collection[int]) -> None:
-        """Wake the processes that serve these slots."""
-        for slot in slots:
-            if slot in self._serving:
-                try:
-                    self._serving[slot].ring()
-                except BlockingIOError:
-                    pass  # as above
-
-    def read(self) -> None:
-        """Report all that they have said until now."""
-        for handle in [*self._handles.values()]:
-            handle.receive_all()
-
-    def dump(self, process: int) -> None:
-        """Have a process write the stacks of its threads."""
-        if process in self._handles:
-            self._handles[process].dump_stacks()
-
-    def stack(self, process: int, descriptor: int) -> str:
-        """The stack that a process has written into this file of its own; empty if it has not."""
-        try:
-            file = os.open(f"/proc/{self._handles[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
-        except (KeyError, OSError):
-            return ""
-        try:
-            return os.read(file, STACK_BYTES_MAX).decode(errors="replace")
-        except OSError:  # an env has put something else there
-            return ""
-        finally:
-            os.close(file)
-
-    def kill(self, process: int) -> None:
-        """End a process at once."""
-        if process in self._handles:
-            self._handles[process].kill()
-
-    def kill_all(self) -> None:
-        """End all processes at once."""
-        for handle in [*self._handles.values()]:
-            handle.kill()
 
 
 _log = Logger("envhub.hub")
@@ -216,7 +87,8 @@ class SessionResources:
         budget: of that client's shared memory.
         connections: by which replies were sent under an earlier token, or were before the session ended.
         interpreter: of its workers.
-        pool: its processes.
+        workers: its processes by number; a number without one hears nothing, for its slot's next process is told.
+        serving: those that serve, by slot, which are rung.
         replays: what keeps its replays; None for nothing.
         factories: the memory of pickled factories, which the session closes; -1 for none.
         memory: its arena, once there is one.
@@ -259,9 +131,10 @@ class SessionResources:
         self.owner, self.budget = owner, budget
         self.connections: set[int] = set()
         program_environment = None if recipe.settings.python else make.program_environment
-        environ = None if program_environment is None else program_environment.environ
+        self.environ = None if program_environment is None else program_environment.environ
         self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, program_environment)
-        self.pool = WorkerPool(number, token.hex()[:8], services.supervisor, self.interpreter, environ)
+        self.workers: dict[int, WorkerHandle] = {}
+        self.serving: dict[int, WorkerHandle] = {}
         self.replays: ReplayKeeper | None = None
         self.factories = factories
         self.memory: SessionMemory | None = None
@@ -306,7 +179,7 @@ class SessionResources:
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers that run."""
-        return self.pool.pids
+        return [worker.pid for worker in self.workers.values() if worker.pid is not None]
 
     @property
     def arena_bytes(self) -> int:
@@ -379,7 +252,7 @@ class SessionResources:
             return
         self.has_infos = memory.arena.noted()
         if self.has_infos and memory.arena.info_form() is None and memory.arena.said_by_channel().any():
-            self.pool.read()  # it was sent before the rows were done, so it is here by now
+            self.read_workers()  # it was sent before the rows were done, so it is here by now
         self.services.events.append((self.number, ROWS_DONE))
 
     def report_part(self, memory: SessionMemory) -> None:
@@ -392,9 +265,21 @@ class SessionResources:
         driver.taken(rows if raised is None else raised)
         small, large = driver.infos(rows)
         if large or raised is not None:
-            self.pool.read()  # it was sent before the rows were done, so it is here by now
+            self.read_workers()  # it was sent before the rows were done, so it is here by now
         done = tuple(rows.tolist()), tuple(small.items()), tuple(large), raised
         self.report(SessionMachine.on_part_done, *done)
+
+    def read_workers(self) -> None:
+        """Report all that the processes have said until now."""
+        for worker in [*self.workers.values()]:
+            worker.receive_all()
+
+    def ring(self, workers: Iterable[WorkerHandle]) -> None:
+        for worker in workers:
+            try:  # costs nothing, which ``suppress`` would
+                worker.ring()
+            except BlockingIOError:
+                pass  # it has not listened for thousands of rings
 
     def ring_client(self) -> None:
         """Wake the client that drives."""
@@ -591,11 +476,24 @@ class SessionReplies(SessionResources):
     def report_closing(self, slow: tuple[tuple[int, int, tuple[int, ...]], ...]) -> None:
         by_stack = dict[str, list[int]]()
         for process, stacks, rows in slow:  # envs that execute the same are told together
-            by_stack.setdefault(self.pool.stack(process, stacks), []).extend(rows)
+            by_stack.setdefault(self._stack(process, stacks), []).extend(rows)
         state = self.state
         text = slow_to_close(state.make, by_stack, state.launcher.rules.hide_folders)
         # Event: Envs are slow to close; `note` says which, and what they execute. Their client is told.
         self.notify("envs_closing", text)
+
+    def _stack(self, process: int, descriptor: int) -> str:
+        """The stack that a process has written into this file of its own; empty if it has not."""
+        try:
+            file = os.open(f"/proc/{self.workers[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+        except (KeyError, OSError):
+            return ""
+        try:
+            return os.read(file, STACK_BYTES_MAX).decode(errors="replace")
+        except OSError:  # an env has put something else there
+            return ""
+        finally:
+            os.close(file)
 
     def notify(self, event: str, text: str) -> None:
         if not self.delays(partial(self.notify, event, text)):

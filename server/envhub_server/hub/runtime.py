@@ -25,6 +25,7 @@ from envhub.values import codec
 from envhub_server.catalog.registry import EnvFacts
 from envhub_server.hub.resources import COMPRESSED, ROWS_STOOD_IN, STEP_REQUESTED, Attaching, SessionReplies
 from envhub_server.ipc import control
+from envhub_server.ipc.process_marks import memory_bytes
 from envhub_server.memory.session_memory import SessionMemory, process_of
 from envhub_server.memory.stand_ins import ObjectCopies, StandIns
 from envhub_server.processes.worker_handle import WorkerExited, WorkerSaid, WorkerStarted
@@ -41,7 +42,7 @@ class SessionEffects(SessionReplies):
 
     def start_processes(self, processes: tuple[int, ...], spare: bool = False, libraries: tuple[str, ...] = ()) -> None:
         try:
-            self.pool.start(processes, libraries)
+            started = self.services.supervisor.start(self.number, processes, self.interpreter, self.environ, libraries)
         except OSError as error:
             for process in processes:
                 worker = self.state.slots.worker(process)
@@ -50,6 +51,7 @@ class SessionEffects(SessionReplies):
                 self.log.warning("worker_exited", worker=worker, how=f"cannot be started: {error}")
             self.report(SessionMachine.on_not_started, processes, error.strerror or repr(error))
         else:
+            self.workers.update(zip(processes, started, strict=True))
             self._label()
 
     def assign(self, slot: int, process: int) -> None:
@@ -59,7 +61,8 @@ class SessionEffects(SessionReplies):
 
     def tell(self, process: int, message: Any) -> None:
         given = [self.factories] if isinstance(message, control.Build) and message.factories else []
-        self.pool.tell(process, message, *given)
+        if process in self.workers:
+            self.workers[process].send(message, *given)
 
     def give_arena(self, process: int, slot: int, message: control.MapArena) -> None:
         memory = self.memory
@@ -79,7 +82,8 @@ class SessionEffects(SessionReplies):
             client_done_bell=memory.client_bell,
             **given,
         )
-        self.pool.map_arena(process, message, all_descriptors)
+        if process in self.workers:
+            self.workers[process].map_arena(message, all_descriptors)
         for descriptor in given.values():
             os.close(descriptor)
 
@@ -94,25 +98,27 @@ class SessionEffects(SessionReplies):
         if slot in stand_ins.losses:
             self._ignore_bell(slot)
             stand_ins.release(slot)
-        self.pool.serve(slot, process)
-        self.pool.tell(process, replace(message, objects=objects))
+        if process in self.workers:
+            self.serving[slot] = self.workers[process]
+        self.tell(process, replace(message, objects=objects))
         rows, request, done, op, _ = memory.words(slot)
         waiting = set(op[request != done].tolist())
         if OP_OUT_OF_BAND in waiting:
-            self.pool.tell(process, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
+            self.tell(process, control.StepRows(memory.frames.out_of_band_of(rows.tolist())))
         reset = isinstance(pending, control.ResetRows)
         if pending is not None and (OP_RESET in waiting or not reset):
-            self.pool.tell(process, pending)
+            self.tell(process, pending)
 
     def report_late(self, process: int, late: Late) -> None:
         tell = self.log.error if late.expired else self.log.warning
         # Event: An env is slow; as an error at its deadline, at which it counts as hung.
         tell("env_late", env=late.row, at=late.kind, waited_s=round(late.waited_s, 1), limit_s=late.limit_s)
-        if late.expired or late.kind == "close":
-            self.pool.dump(process)
+        if (late.expired or late.kind == "close") and process in self.workers:
+            self.workers[process].dump_stacks()
 
     def kill(self, process: int) -> None:
-        self.pool.kill(process)
+        if process in self.workers:
+            self.workers[process].kill()
 
     # --- the arena ----------------------------------------------------------------------------------------------------
 
@@ -147,9 +153,9 @@ class SessionEffects(SessionReplies):
         if frames.out_of_band:
             for slot in self.state.slots:
                 if slot.process is not None and slot.index not in stand_ins.losses:
-                    self.pool.tell(slot.process.number, control.StepRows(frames.out_of_band_of(slot.rows)))
+                    self.tell(slot.process.number, control.StepRows(frames.out_of_band_of(slot.rows)))
         else:
-            self.pool.ring()
+            self.ring(self.serving.values())
         if stand_ins.losses:
             self.post_to_stand_ins()
 
@@ -164,7 +170,8 @@ class SessionEffects(SessionReplies):
             self.report(SessionMachine.on_actions_refused, f"{error}; no env has moved")
             return
         self.report(SessionMachine.on_part_posted, len(rows))
-        self.pool.ring_some(np.unique(rows % len(self.state.slots)).tolist())
+        slots = np.unique(rows % len(self.state.slots)).tolist()
+        self.ring(filter(None, map(self.serving.get, slots)))
         self.post_to_stand_ins()
 
     def take_part(self, rows: int) -> None:
@@ -220,7 +227,7 @@ class SessionEffects(SessionReplies):
 
     def close_side(self) -> None:
         self.lane.close()
-        self.pool.ring()  # the client may have posted rows and not have rung
+        self.ring(self.serving.values())  # the client may have posted rows and not have rung
         if self.stand_ins is not None:
             self.post_to_stand_ins()
 
@@ -267,7 +274,8 @@ class SessionEffects(SessionReplies):
 
     def _label(self) -> None:
         for process in self.state.slots.processes:
-            self.pool.label(process.number, self.state.slots.worker(process.number))
+            if worker := self.workers.get(process.number):
+                worker.label.update(session=self.token.hex()[:8], worker=self.state.slots.worker(process.number))
 
     def _let_go(self, memory: SessionMemory) -> None:
         """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
@@ -332,7 +340,7 @@ class SessionRuntime(SessionEffects):
             return
         drives = self.state.ownership.driver is Driver.CLIENT
         if self.stand_ins is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
-            self.pool.read()
+            self.read_workers()
         self.report(SessionMachine.on_request, request.message, self.quiescent)
 
     def connect_side(self, side: socket.socket) -> None:
@@ -355,8 +363,14 @@ class SessionRuntime(SessionEffects):
         if self.stand_ins is not None:
             self.post_to_stand_ins()  # a client that ended may have posted rows and not have rung
         self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        used = self.pool.memory() if self.state.supervision.measures(self.services.clock.now_s()) else {}
+        used = self._memory_used() if self.state.supervision.measures(self.services.clock.now_s()) else {}
         self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
+
+    def _memory_used(self) -> dict[int, int]:
+        """The bytes of memory that each process has, with what it started."""
+        pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
+        orphans = self.services.supervisor.orphans()
+        return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
 
     # --- handling -----------------------------------------------------------------------------------------------------
 
@@ -401,7 +415,8 @@ class SessionRuntime(SessionEffects):
 
     def _on_exited(self, exited: WorkerExited) -> None:
         state, number = self.state, exited.process
-        self.pool.remove(number)
+        ended = self.workers.pop(number, None)
+        self.serving = {slot: worker for slot, worker in self.serving.items() if worker is not ended}
         expected, reason = state.expects_end(number), state.supervision.reason(number)
         log = self.log.info if expected else self.log.warning
         why = {"why": reason} if reason else {}
@@ -412,7 +427,8 @@ class SessionRuntime(SessionEffects):
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""
-        self.pool.kill_all()
+        for worker in [*self.workers.values()]:
+            worker.kill()
         self.state.discard()
         self.compressing = None
         self.end()

@@ -74,7 +74,7 @@ class Status:
 
     def health(self, holder: Holder) -> dict[str, Any]:
         """Health of the hub, and the envs that it cannot make now, with the reasons."""
-        unready = {**self._offers.unready, **self._offers.starting}
+        unready = {**self._offers.listing.unready, **self._offers.listing.starting}
         return {
             "status": "draining" if self._protocol.draining else "ok",
             "hub": f"{self._protocol.hub_id:016x}",

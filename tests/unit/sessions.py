@@ -70,7 +70,7 @@ class Session(SessionMachine):
     def said(self, worker: int, message: Any, now_s: float = 0.0) -> list[Effect]:
         """A call's answer repeats its number."""
         if isinstance(message, (CallResults, CallFailed)) and not message.number:
-            message = replace(message, number=self.calls.number)
+            message = replace(message, number=self.requests.call_number)
         return self.handle(WorkerSaid(self.number(worker), message), now_s)
 
     def exited(self, worker: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> list[Effect]:
@@ -143,9 +143,9 @@ def validate(state: SessionMachine) -> None:
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
     assert state.phase is not Phase.CLOSING or slots.alive
-    assert (
-        state.replacement.spares.unused <= state.replacement.spares.wanted + 1
-    )  # one that is made to recycle a worker
+    spares = state.replacement.spares
+    # One more may be made to recycle a worker; a session that is over replaces none.
+    assert state.phase in OVER or spares.unused <= spares.wanted + 1
     assert len({process.number for process in slots.processes}) == len(slots.processes)
     for number, spare in slots.spares.items():
         assert number == spare.number and slots.of(spare) is None

@@ -604,7 +604,7 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session = begun(1, 1, fresh=True, seeds=[7])
     session.said(0, built())
     assert HandOver(0, 0, Serve([7])) in session.said(0, Mapped())
-    assert session.env_history.seeds(session.slots[0], 1) == [reseeded(7, 1)]
+    assert session.requests.seeds(session.slots[0], 1) == [reseeded(7, 1)]
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:

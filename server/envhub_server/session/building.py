@@ -5,37 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from envhub.protocol import messages
-from envhub.protocol.messages import Failure, Make
+from envhub.protocol.messages import Failure
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
-from envhub_server.catalog.registry import EnvFacts, Recipe
+from envhub_server.catalog.registry import EnvFacts
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session import failure_text
-from envhub_server.session.effects import Effects
-from envhub_server.session.launcher import Launcher, Machine, Restarts
+from envhub_server.session.launcher import Launcher
 from envhub_server.session.sizing import SECOND_FAILED, WorkerSizing
-from envhub_server.session.slots import Late, Overrun, Process, Slot, SlotTable, Stage
+from envhub_server.session.slots import Late, Overrun, Process, Slot, Stage
 
 
 class EnvBuilding:
     """Makes the envs of one session. A method returns a ``Failure`` if they cannot be made."""
 
-    def __init__(
-        self,
-        make: Make,
-        recipe: Recipe,
-        info_bytes: int,
-        machine: Machine,
-        slots: SlotTable,
-        launcher: Launcher,
-        sizing: WorkerSizing,
-        restarts: Restarts,
-        effects: Effects,
-    ) -> None:
-        self._make, self._recipe, self._info_bytes, self._machine = make, recipe, info_bytes, machine
-        self._slots, self._launcher, self._sizing, self._restarts = slots, launcher, sizing, restarts
-        self._effects = effects
+    def __init__(self, launcher: Launcher, sizing: WorkerSizing, info_bytes: int) -> None:
+        self._make, self._recipe, self._slots = launcher.make, launcher.recipe, launcher.slots
+        self._launcher, self._sizing, self._info_bytes = launcher, sizing, info_bytes
+        self._effects = launcher.effects
 
     @property
     def description(self) -> messages.HeartbeatReply:
@@ -61,7 +49,9 @@ class EnvBuilding:
         self._wait_for_all()
         count = len(self._slots)
         if self._launcher.rules.libraries is None:
-            count = min(count, self._machine.cpus)  # the others start once the libraries that they can share are known
+            count = min(
+                count, self._launcher.machine.cpus
+            )  # the others start once the libraries that they can share are known
         self._launcher.start([*self._slots][:count], now_s)
         self._sizing.notify_if_crowded()
 
@@ -165,7 +155,7 @@ class EnvBuilding:
     def on_mapped(self, process: Process, now_s: float) -> messages.Made | None:
         """Note that a process has mapped the arena; return the description of the session once all have."""
         slot = self._slots[process.place]
-        self._restarts.serves(slot.index, now_s)
+        self._launcher.restarts.serves(slot.index, now_s)
         slot.waiting, process.stage = False, Stage.MAPPED
         return self._describe() if self.complete else None
 

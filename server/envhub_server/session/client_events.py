@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Call, Close, Collect, Failure, Receive, Reset, Send, SetAttr, Step
+from envhub_server.ipc import control
 from envhub_server.session.requests import Question, refusal
 from envhub_server.session.slots import SAMPLE_S
 from envhub_server.session.state import (
     HANDLERS,
     LIVE,
+    LOST,
     MAKING,
     OVER,
     SERVING,
@@ -93,12 +96,9 @@ class ClientEvents(SessionState):
         if problem := self.requests.reset_problem(reset) or self.problem(quiescent):
             self.fail(problem)
             return
-        seeds = reset.seeds or [None] * self.make.num_envs
-        mask = reset.mask or [True] * self.make.num_envs
-        self.env_history.note_seeds(seeds, mask)
         self.begin(Phase.MOVING, now_s)
         self.effects.post_reset()
-        self.requests.tell_reset(reset, seeds, mask)
+        self.requests.tell_reset(reset)
 
     @allowed_in(Phase.MOVING, then=(Phase.READY,))
     @allowed_in(*LIVE)
@@ -178,24 +178,27 @@ class ClientEvents(SessionState):
         if call.question != "wrapped" and (forbidden := self.requests.forbidden(call.name)):
             self.fail(forbidden)
         else:
-            self._ask(now_s, call.rows, self.calls.question(call), quiescent)
+            wanted = control.CallRows(
+                [], call.name, call.args, call.only_kind, call.skip_unreset, call.question, reset_first=call.reset_first
+            )
+            self._ask(now_s, call.rows, lambda rows: replace(wanted, rows=rows), quiescent)
 
     @handles(SetAttr)
     @allowed_in(Phase.READY, then=(Phase.CALLING,))
     def on_set_attr(self, now_s: float, message: SetAttr, quiescent: bool) -> None:
         """Begin to set an attribute."""
-        question = self.requests.forbidden(message.name) or self.calls.assignment(message)
+        question = self.requests.forbidden(message.name) or self.requests.assignment(message)
         if isinstance(question, Failure):
             self.fail(question)
         else:
             self._ask(now_s, message.rows, question, quiescent)
 
     def _ask(self, now_s: float, rows: list[int], question: Callable[[list[int]], Question], quiescent: bool) -> None:
-        if problem := self.calls.rows_problem(rows) or self.problem(quiescent):
+        if problem := self.requests.rows_problem(rows) or self.problem(quiescent):
             self.fail(problem)
             return
         self.begin(Phase.CALLING, now_s)
-        self.calls.ask(rows, question)
+        self.requests.ask(rows, question)
 
     @handles(Collect)
     @allowed_in(Phase.READY)
@@ -228,17 +231,26 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_side_connected(self, now_s: float, quiescent: bool, process: int = 0) -> None:
         """Let the client drive if nothing is pending: this process has connected to the side socket with the ticket."""
-        if not (self.ownership.can_grant and self.awaits_request and quiescent):
+        ownership = self.ownership
+        hub_drives = ownership.lane is LaneName.WIRE and ownership.driver is Driver.HUB
+        if not (hub_drives and not ownership.takeover_pending and self.awaits_request and quiescent):
             self.effects.refuse_side()
             return
         self.deadlines.sample_at_s = now_s + SAMPLE_S
         self.supervision.begin_idle()
-        self.ownership.lend(process)
+        ownership.lane, ownership.driver, ownership.holder = LaneName.SHARED, Driver.CLIENT, process
+        self.effects.grant()
+        self.effects.give_drive()
 
     @allowed_in(*LIVE)
     def on_side_closed(self, now_s: float, quiescent: bool) -> None:
         """Continue on the wire lane, for the client that takes over if one waits: the other has let go or has ended."""
-        self.ownership.on_side_closed(quiescent)
+        self.ownership.lane, self.ownership.let_go_by_s = LaneName.WIRE, math.inf
+        self.effects.close_side()
+        if self.ownership.takeover_pending:
+            self.effects.transfer()
+        if quiescent:
+            self.take_drive()
         self.advance_takeover(quiescent)
 
     @allowed_in(*LIVE)
@@ -251,11 +263,12 @@ class ClientEvents(SessionState):
             self.effects.transfer()
         elif self.phase in OVER:
             self.effects.transfer()
-            ownership.refuse()
+            self.refuse_takeover(LOST)
         else:
             self.deadlines.plan_sample(now_s)
             if ownership.lane is LaneName.SHARED:
-                ownership.recall(now_s + self.make.faults.restart_wait_s)
+                ownership.let_go_by_s = now_s + self.make.faults.restart_wait_s
+                self.effects.recall()
             else:
                 self.effects.transfer()
                 self.advance_takeover(quiescent)

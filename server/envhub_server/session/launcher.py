@@ -274,10 +274,9 @@ SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 
 
 class Launcher:
-    """Starts the processes of a session.
+    """Starts the processes of a session. The objects that have processes made or replaced read what it was given.
 
     Attributes:
-        effects: the session's.
         rules: the settings of all of its workers.
         decided: True if the number of workers is decided.
         arena: the order to map the arena; None until all envs are made.
@@ -296,8 +295,8 @@ class Launcher:
         effects: Effects,
         decided: bool,
     ) -> None:
-        self._make, self._recipe, self._machine = make, recipe, machine
-        self._slots, self._deadlines, self._restarts, self.effects = slots, deadlines, restarts, effects
+        self.make, self.recipe, self.machine = make, recipe, machine
+        self.slots, self.deadlines, self.restarts, self.effects = slots, deadlines, restarts, effects
         self._spares = 0  # that were started
         self.rules = rules
         self.decided = decided
@@ -308,23 +307,23 @@ class Launcher:
         """Start a process for each of these slots, which must have none."""
         if not slots:
             return
-        self._deadlines.plan_sample(now_s)
+        self.deadlines.plan_sample(now_s)
         libraries = self._libraries
-        started = [self._slots.begin(slot) for slot in slots]
+        started = [self.slots.begin(slot) for slot in slots]
         for process in started:
             process.shares = bool(libraries)
         self.effects.start_processes(tuple(process.number for process in started), libraries=libraries)
         for process in started:
-            self.effects.tell(process.number, self.order(self._slots[process.place]))
+            self.effects.tell(process.number, self.order(self.slots[process.place]))
 
     def start_missing(self, now_s: float) -> None:
         """Start a process for each slot that has none."""
-        self.start([slot for slot in self._slots if slot.process is None], now_s)
+        self.start([slot for slot in self.slots if slot.process is None], now_s)
 
     def start_spare(self, slot: Slot, now_s: float) -> None:
         """Start a spare whose envs are like those of this slot."""
-        self._deadlines.plan_sample(now_s)
-        process = self._slots.begin_spare(slot.index)
+        self.deadlines.plan_sample(now_s)
+        process = self.slots.begin_spare(slot.index)
         self._spares += 1
         order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
         self.effects.start_processes((process.number,), True, self._libraries)
@@ -332,23 +331,23 @@ class Launcher:
 
     def order(self, slot: Slot) -> control.Build:
         """The order to make the envs of this slot."""
-        return build(self._make, self._recipe, self.rules, self._place(slot))
+        return build(self.make, self.recipe, self.rules, self._place(slot))
 
     def order_rest(self, slot: Slot) -> control.BuildRest:
         """The order to make the other envs of this slot, whose process has made the first."""
-        return build_rest(self._make, self.rules, self._place(slot))
+        return build_rest(self.make, self.rules, self._place(slot))
 
     def _place(self, slot: Slot) -> Place:
-        cpu = self._machine.cpu(slot.index) if self._make.pin else None
-        workers = len(self._slots) if self.decided else None
-        incarnation = self._restarts.count(slot.index) + slot.recycled
-        return Place(slot.index, workers, slot.rows, cpu, self._make.row_offset, incarnation)
+        cpu = self.machine.cpu(slot.index) if self.make.pin else None
+        workers = len(self.slots) if self.decided else None
+        incarnation = self.restarts.count(slot.index) + slot.recycled
+        return Place(slot.index, workers, slot.rows, cpu, self.make.row_offset, incarnation)
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 
     def tell_place(self, process: Process) -> None:
         """Tell a spare the slot that it serves now or will serve."""
-        slot = self._slots[process.place]
+        slot = self.slots[process.place]
         place = self._place(slot)
         order = control.TakePlace(slot.index, slot.rows, variables(self.rules, place), place.cpu)
         self.effects.tell(process.number, order)

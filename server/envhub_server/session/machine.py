@@ -189,7 +189,7 @@ class SessionMachine(ClientEvents):
         assert slot.loss is not None
         unread = exited.unread is not None and exited.unread is slot.pending and why is None
         if self.phase is Phase.CALLING and was_serving and slot.waiting and not unread:
-            self.calls.on_lost(slot, slot.loss.failure)
+            self.requests.on_call_lost(slot, slot.loss.failure)
             self.end_call()
         self.replacement.replace_lost(now_s)
 
@@ -236,7 +236,7 @@ class SessionMachine(ClientEvents):
     def on_call_answered(self, now_s: float, process: Process, answer: Answer) -> None:
         """Note the answer of a process; answer the call, once every slot has answered."""
         slot = self.slots[process.place]
-        if self.calls.on_answered(slot, answer):
+        if self.requests.on_answered(slot, answer):
             self.end_call()
         else:
             self.requests.report_stale(slot, answer)
@@ -262,7 +262,7 @@ class SessionMachine(ClientEvents):
             return
         row, cause = failure.env_index, "nan" if failed.invalid else "exception"
         env_failure = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
-        name = self.replays.of_env(slot, row, failed.number, failed.trace, env_failure)
+        name = self.replacement.keep_replay_of(slot, row, failed.number, failed.trace, env_failure)
         self._note_failure(replace(failure, replay=name), slot.rows)
 
     @allowed_in(*SERVING, Phase.BROKEN, Phase.CLOSING)
@@ -327,9 +327,10 @@ class SessionMachine(ClientEvents):
         self.supervision.on_measured(memory, now_s)
         self.quiescent = quiescent
         if ownership.lane is LaneName.WIRE and quiescent:
-            ownership.take_drive()
+            self.take_drive()
         self.advance_takeover(quiescent)
-        self.end_recall(now_s)
+        if ownership.takeover_pending and now_s >= ownership.let_go_by_s:
+            self.keep_holder()
         self.closing.on_elapsed(progress, now_s)
         replacement.restart(now_s)
         if now_s >= self.deadlines.spares_at_s:

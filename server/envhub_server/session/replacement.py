@@ -7,50 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from envhub.env_failure import EnvFailure
-from envhub.protocol.messages import Failure, Make
+from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session import failure_text
-from envhub_server.session.effects import Effects, ReplayOrder
-from envhub_server.session.launcher import Launcher, Restarts
-from envhub_server.session.requests import EnvHistory
-from envhub_server.session.slots import Deadlines, Late, Overrun, Process, Slot, SlotTable, Stage
+from envhub_server.session.effects import ReplayOrder
+from envhub_server.session.launcher import Launcher
+from envhub_server.session.requests import Requests
+from envhub_server.session.slots import Late, Overrun, Process, Slot, Stage
 from envhub_server.session.supervision import EnvClosing
-
-
-class ReplayOrders:
-    """Orders the replays of one session, if any are kept."""
-
-    def __init__(self, launcher: Launcher, effects: Effects) -> None:
-        self._launcher, self._effects = launcher, effects
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of the session's replays; empty if none are kept."""
-        return self._launcher.rules.replays
-
-    def of_env(self, slot: Slot, row: int | None, request: int, trace: bytes, failure: EnvFailure) -> str:
-        """Order a replay of this row's env up to its exception in this request, if its worker sent a trace.
-
-        Returns:
-            The name of the replay, or an empty one.
-        """
-        if not (trace and self.prefix and row in slot.rows and slot.process is not None):
-            return ""
-        named = replace(failure, replay=name_of_raised(self.prefix, row or 0, request))
-        self.keep(slot, slot.process.number, named, row, trace)
-        return named.replay
-
-    def keep(self, slot: Slot, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b"") -> None:
-        """Order a replay, if the failure names one; see ``ReplayOrder``."""
-        if failure.replay:
-            launcher, limit = self._launcher, self._launcher.rules.hosting.memory_max
-            assert launcher.arena is not None
-            order = launcher.order(slot)
-            kept = ReplayOrder(slot.index, process, row, trace, failure, order, launcher.arena, limit)
-            self._effects.keep_replay(kept)
-
 
 SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
 SPARE_RETRY_MAX_S = 60.0
@@ -59,17 +25,9 @@ SPARE_RETRY_MAX_S = 60.0
 class Spares:
     """Processes that are built in advance, and serve a slot as soon as its process ends."""
 
-    def __init__(
-        self,
-        make: Make,
-        is_vector: bool,
-        slots: SlotTable,
-        launcher: Launcher,
-        restarts: Restarts,
-        deadlines: Deadlines,
-    ) -> None:
-        self._make, self._is_vector = make, is_vector
-        self._slots, self._launcher, self._restarts, self._deadlines = slots, launcher, restarts, deadlines
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher, self._make, self._slots = launcher, launcher.make, launcher.slots
+        self._restarts, self._deadlines = launcher.restarts, launcher.deadlines
         self.failed = 0  # consecutive spares that could not make their envs
 
     @property
@@ -105,7 +63,7 @@ class Spares:
         """The group of a slot; slots of a group have equal envs and the same device, and share spares."""
         if self._make.kwargs_each or (self._make.factories and not self._make.alike):
             return slot.index, 0
-        envs = len(slot.rows) if self._is_vector else 0  # a vector env has a fixed number of rows
+        envs = len(slot.rows) if self._launcher.recipe.settings.vector else 0  # a vector env has a fixed number of rows
         return slot.index % max(1, len(self._launcher.rules.hosting.gpus)), envs
 
     def _group_of(self, spare: Process) -> tuple[int, int]:
@@ -149,18 +107,8 @@ class Recycling:
     its envs that are in an episode are truncated.
     """
 
-    def __init__(
-        self,
-        make: Make,
-        slots: SlotTable,
-        launcher: Launcher,
-        spares: Spares,
-        deadlines: Deadlines,
-        effects: Effects,
-    ) -> None:
-        self._cuts_all = make.autoreset_mode == "SameStep"
-        self._slots, self._launcher, self._spares, self._deadlines = slots, launcher, spares, deadlines
-        self._effects = effects
+    def __init__(self, launcher: Launcher, spares: Spares) -> None:
+        self._launcher, self._slots, self._spares = launcher, launcher.slots, spares
 
     def next_age_s(self) -> float:
         """The time at which the next process reaches its age."""
@@ -189,7 +137,7 @@ class Recycling:
 
         A slot waits while its last process still closes its envs, so that it never has more than two processes.
         """
-        if self._deadlines.waits_for_spares(now_s):
+        if self._launcher.deadlines.waits_for_spares(now_s):
             return
         spares = self._slots.spares.values()
         closing = {spare.place for spare in spares if spare.stage is Stage.LEAVING}
@@ -200,8 +148,8 @@ class Recycling:
                 continue
             if self._spares.free_for(slot):
                 slot.told_to_leave = True
-                cut = self._cuts_all or len(slot.rows) > 1
-                self._effects.tell(slot.process.number, control.Leave(cut))
+                cut = self._launcher.make.autoreset_mode == "SameStep" or len(slot.rows) > 1
+                self._launcher.effects.tell(slot.process.number, control.Leave(cut))
                 self._spares.fill(now_s)
             elif not any(spare.stage is Stage.BUILDING for spare in spares):
                 self._launcher.start_spare(slot, now_s)
@@ -211,19 +159,10 @@ class Replacement:
     """Has another process serve a slot. A method returns a ``Failure`` if the session has broken."""
 
     def __init__(
-        self,
-        make: Make,
-        slots: SlotTable,
-        launcher: Launcher,
-        restarts: Restarts,
-        history: EnvHistory,
-        replays: ReplayOrders,
-        spares: Spares,
-        recycling: Recycling,
-        closing: EnvClosing,
+        self, launcher: Launcher, requests: Requests, spares: Spares, recycling: Recycling, closing: EnvClosing
     ) -> None:
-        self._make, self._slots, self._launcher, self._restarts = make, slots, launcher, restarts
-        self._history, self._replays, self._effects = history, replays, launcher.effects
+        self._make, self._slots, self._launcher = launcher.make, launcher.slots, launcher
+        self._restarts, self._effects, self._requests = launcher.restarts, launcher.effects, requests
         self.spares, self.recycling, self._closing = spares, recycling, closing
 
     # --- losses -------------------------------------------------------------------------------------------------------
@@ -238,10 +177,11 @@ class Replacement:
             slot.boot_failure = None
         delay_s = self._restarts.ended(slot.index, now_s, exited.cause.started)
         count = self._restarts.count(slot.index)
-        if was_serving and self._replays.prefix:
-            failure = replace(failure, replay=f"{self._replays.prefix}-worker{slot.index}-{count}")
+        if was_serving and rules.replays:
+            failure = replace(failure, replay=f"{rules.replays}-worker{slot.index}-{count}")
         env_failure = failure_text.env_failure(failure, exited.cause, why, count - 1)
-        self._replays.keep(slot, number, env_failure)
+        if env_failure.replay:
+            self._keep_replay(slot, number, env_failure)
         if delay_s is None:
             return self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
@@ -253,7 +193,7 @@ class Replacement:
     def on_faulted(self, slot: Slot, fault: control.Faulted, now_s: float) -> Failure | None:
         """Count a failure of an env that its worker truncated and rebuilt."""
         env_failure = EnvFailure.from_map(fault.failure)
-        self._replays.of_env(slot, fault.row, fault.number, fault.trace, env_failure)
+        self.keep_replay_of(slot, fault.row, fault.number, fault.trace, env_failure)
         if self._restarts.faulted(slot.index, now_s):
             return None
         text = f"env {self._make.row_offset + fault.row} raised {fault.message}"
@@ -262,6 +202,27 @@ class Replacement:
 
     def _exhausted(self, slot: Slot, failure: Failure) -> Failure:
         return failure_text.exhausted(failure, self._restarts.count_text(slot.index))
+
+    def keep_replay_of(self, slot: Slot, row: int | None, request: int, trace: bytes, failure: EnvFailure) -> str:
+        """Order a replay of this row's env up to its exception in this request, if its worker sent a trace; its name.
+
+        The name is empty if none is kept.
+        """
+        prefix = self._launcher.rules.replays
+        if not (trace and prefix and row in slot.rows and slot.process is not None):
+            return ""
+        named = replace(failure, replay=name_of_raised(prefix, row or 0, request))
+        self._keep_replay(slot, slot.process.number, named, row, trace)
+        return named.replay
+
+    def _keep_replay(
+        self, slot: Slot, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
+    ) -> None:
+        launcher = self._launcher
+        assert launcher.arena is not None
+        order, memory_max = launcher.order(slot), launcher.rules.hosting.memory_max
+        kept = ReplayOrder(slot.index, process, row, trace, failure, order, launcher.arena, memory_max)
+        self._effects.keep_replay(kept)
 
     def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
         """Note that steps wait for the next process of a slot."""
@@ -310,9 +271,9 @@ class Replacement:
         process.detector.rest()
         slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
         slot.serves_since_s, slot.due_for_recycling, slot.told_to_leave = now_s, False, False
-        seeds = self._history.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
+        seeds = self._requests.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
         failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
-        for message in self._history.attributes(slot):
+        for message in self._requests.attributes.again(slot.rows):
             self._effects.tell(process.number, message)
         self._effects.hand_over(slot.index, process.number, control.Serve(seeds, failure, info), slot.pending)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from envhub.arena.layout import split_share, whole_shares
 from envhub.env_failure import reseeded
-from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import Call, Failure, Make, Receive, Reset, Send, SetAttr, Templates
+from envhub.protocol.messages import Failure, Make, Receive, Reset, Send, SetAttr, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
@@ -23,13 +22,20 @@ def refusal(text: str) -> Failure:
     return Failure("refused", "request", text)
 
 
+Question = control.CallRows | control.SetAttrRows
+Answer = control.CallResults | control.CallFailed
+QUESTIONS = (control.CallRows, control.SetAttrRows)
+
+
 class Requests:
-    """The requests of one session; one at a time is pending.
+    """The requests of one session, one at a time, and what the next process of a slot is told again.
 
     Attributes:
         asked: True if a request waits for its answer; the first request is MAKE.
         failure: the failure of the pending request, or of the session.
         has_pending: True if a slot has a ``pending`` message.
+        call_number: the number of the last call, which its answers repeat.
+        attributes: the attributes that were set on the envs.
     """
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable, effects: Effects) -> None:
@@ -37,6 +43,10 @@ class Requests:
         self.asked = True
         self.failure: Failure | None = None
         self.has_pending = False
+        self.call_number = 0
+        self.attributes = SetAttributes()
+        # The last seed of each env; at first those that the envs of a lost session have left to these.
+        self._seeds: list[int | None] = make.seeds or [None] * make.num_envs
 
     def clear_pending(self) -> None:
         """Forget the pending messages, so that the next processes do not get them."""
@@ -64,30 +74,14 @@ class Requests:
         # Event: A worker answered a request that has ended; it is ignored.
         self._effects.warn("stale_answer_dropped", fields)
 
-    # --- requests that are refused ------------------------------------------------------------------------------------
-
-    def problem(self, draining: bool, rows_out: int, driven: bool) -> Failure | None:
-        """The reason why a request cannot begin now; None if it can.
-
-        Args:
-            draining: True if the hub shuts down.
-            rows_out: the number of rows that RECEIVE has not returned, for a request of the whole batch.
-            driven: True if the client drives, and rows are pending.
-        """
-        if draining:
-            return SHUTTING_DOWN
-        if rows_out:
-            return refusal("envs are under way that RECEIVE has not returned")
-        if driven:
-            return refusal("a step that the client drives has not ended; wait for it")
-        return None
-
     def forbidden(self, name: str) -> Failure | None:
         """The refusal of a name that network clients may not use, such as ``__setstate__``, which may import."""
         if not name.startswith("_") or self._make.program_environment is not None:
             return None
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return Failure("not_permitted", "request", text)
+
+    # --- resets -------------------------------------------------------------------------------------------------------
 
     def reset_problem(self, reset: Reset) -> Failure | None:
         """The reason why this reset cannot be executed; None if it can."""
@@ -101,60 +95,25 @@ class Requests:
             return refusal("a vector env takes options for all of its envs, and not for each")
         return None
 
-    def tell_reset(self, reset: Reset, seeds: list[int | None], mask: list[bool]) -> None:
+    def tell_reset(self, reset: Reset) -> None:
         """Send each slot the rows that it must reset."""
+        num_envs = self._make.num_envs
+        seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
+        kept = zip(self._seeds, seeds, mask, strict=True)
+        self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
         for slot in self._slots:
             rows = [row for row in slot.rows if mask[row]]
             options_each = [reset.options_each[row] for row in rows] if reset.options_each else []
-            message = control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each)
-            self.tell(slot, message)
-
-
-class EnvHistory:
-    """The last seed of each env, and the attributes that were set on it; the next process of a slot sets them again."""
-
-    def __init__(self, make: Make) -> None:
-        """Begin with the seeds that the envs of a lost session have left to those of this one."""
-        self._seeds: list[int | None] = make.seeds or [None] * make.num_envs
-        self._attributes = SetAttributes()
-
-    def note_seeds(self, seeds: Sequence[int | None], mask: Sequence[bool]) -> None:
-        """Note a reset of the envs in ``mask``."""
-        kept = zip(self._seeds, seeds, mask, strict=True)
-        self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
-
-    def note_attribute(self, message: control.SetAttrRows) -> bool:
-        """Note a set attribute; False if it is too large to keep."""
-        return self._attributes.note(message)
+            self.tell(slot, control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each))
 
     def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
         """The seeds of a slot's envs, after this number of replacements."""
         return [reseeded(self._seeds[row], replaced) for row in slot.rows]
 
-    def attributes(self, slot: Slot) -> list[control.SetAttrRows]:
-        """The messages that set the attributes of the envs of this slot."""
-        return [*self._attributes.again(slot.rows)]
-
-
-Question = control.CallRows | control.SetAttrRows
-Answer = control.CallResults | control.CallFailed
-QUESTIONS = (control.CallRows, control.SetAttrRows)
-
-
-class Calls:
-    """The pending call.
-
-    Attributes:
-        number: the number of the last call, which its answers repeat.
-    """
-
-    def __init__(self, make: Make, slots: SlotTable, requests: Requests, history: EnvHistory, effects: Effects) -> None:
-        self._make, self._slots, self._requests, self._history = make, slots, requests, history
-        self._effects = effects
-        self.number = 0
+    # --- calls --------------------------------------------------------------------------------------------------------
 
     @property
-    def complete(self) -> bool:
+    def call_complete(self) -> bool:
         """True if every slot of the call has answered or has lost its process."""
         return not any(slot.waiting for slot in self._slots)
 
@@ -163,13 +122,6 @@ class Calls:
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None
-
-    def question(self, call: Call) -> Callable[[list[int]], Question]:
-        """The question of a call to some rows."""
-        wanted = control.CallRows(
-            [], call.name, call.args, call.only_kind, call.skip_unreset, call.question, reset_first=call.reset_first
-        )
-        return lambda rows: replace(wanted, rows=rows)
 
     def assignment(self, message: SetAttr) -> Callable[[list[int]], Question] | Failure:
         """The order to set an attribute of these rows; a failure if the numbers of values and rows differ."""
@@ -184,42 +136,41 @@ class Calls:
     def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> None:
         """Send the call to each slot that has wanted rows; an empty list means all rows."""
         chosen = set(wanted or range(self._make.num_envs))
-        self.number += 1
+        self.call_number += 1
         for slot in self._slots:
             if rows := [row for row in slot.rows if row in chosen]:
                 slot.waiting = True
-                self._requests.tell(slot, replace(question(rows), number=self.number))
+                self.tell(slot, replace(question(rows), number=self.call_number))
 
     def on_answered(self, slot: Slot, answer: Answer) -> bool:
-        """Note the answer of a slot; False if it is stale."""
+        """Note the answer of a slot to the call; False if it is stale."""
         asked = slot.pending
         if not isinstance(asked, QUESTIONS) or asked.number != answer.number:
             return False
         slot.pending, slot.waiting = None, False
         if isinstance(answer, control.CallFailed):
-            self._requests.note_failure(answer.failure)
+            self.note_failure(answer.failure)
         elif len(answer.values) != len(asked.rows):
             count = f"{len(answer.values)} envs in place of {len(asked.rows)}"
-            self._requests.note_failure(refusal(f"worker {slot.index} gave the results of {count}"))
+            self.note_failure(refusal(f"worker {slot.index} gave the results of {count}"))
         else:
             slot.results = tuple(zip(asked.rows, answer.values, strict=True))
-        if isinstance(asked, control.SetAttrRows) and slot.results and not self._history.note_attribute(asked):
+        if isinstance(asked, control.SetAttrRows) and slot.results and not self.attributes.note(asked):
             # Event: The values of an attribute are too large to be set on new envs again.
             self._effects.warn("attribute_not_kept", {"name": asked.name[:200]})
         return True
 
-    def on_lost(self, slot: Slot, failure: Failure) -> None:
+    def on_call_lost(self, slot: Slot, failure: Failure) -> None:
         """Give up the results of a slot whose process ended during the call."""
-        during = replace(failure, message=f"{failure.message} during a call")
-        self._requests.failure = self._requests.failure or during
+        self.failure = self.failure or replace(failure, message=f"{failure.message} during a call")
         slot.waiting, slot.pending = False, None
 
-    def result(self) -> tuple[tuple[int, bytes], ...] | Failure:
+    def call_result(self) -> tuple[tuple[int, bytes], ...] | Failure:
         """The results of the complete call by row, or its failure."""
         pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
         for slot in self._slots:
             slot.results = ()
-        return pairs if self._requests.failure is None else self._requests.failure
+        return pairs if self.failure is None else self.failure
 
 
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes

@@ -24,13 +24,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from envhub.arena.spin import spin_us
-from envhub.protocol.messages import Make
-from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.ipc.control import FirstBuilt
-from envhub_server.session.effects import Effects
 from envhub_server.session.launcher import Launcher, Machine
-from envhub_server.session.slots import Slot, SlotTable
+from envhub_server.session.slots import Slot
 
 # Gymnasium's envs of which a step takes less than the wake-up of a worker, without their versions.
 CHEAP = frozenset(
@@ -162,23 +159,14 @@ class WorkerSizing:
         separated: True if each env has its own process because a second env could not be made in one.
     """
 
-    def __init__(
-        self,
-        make: Make,
-        recipe: Recipe,
-        machine: Machine,
-        slots: SlotTable,
-        launcher: Launcher,
-        effects: Effects,
-        count: WorkerCount | None,
-    ) -> None:
+    def __init__(self, launcher: Launcher, count: WorkerCount | None) -> None:
         """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
-        self._make, self._recipe, self._machine = make, recipe, machine
-        self._slots, self._launcher, self._effects = slots, launcher, effects
+        self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
+        self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
         self.count = count
         self.worker_spin_us = self.driver_spin_us = 0
         self.separated = self._shared_notified = False
-        first = first_workers(make.name, make.num_envs, machine.cpus)
+        first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
         self._resize(first if count is None else count.workers)
 
     def _resize(self, workers: int) -> None:

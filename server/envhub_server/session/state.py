@@ -11,7 +11,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from envhub.protocol import messages
@@ -21,8 +21,8 @@ from envhub_server.catalog.registry import Recipe
 from envhub_server.session.building import EnvBuilding
 from envhub_server.session.effects import Effects
 from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerRules
-from envhub_server.session.replacement import Recycling, Replacement, ReplayOrders, Spares
-from envhub_server.session.requests import Calls, EnvHistory, PartialBatches, Requests, RowInfos
+from envhub_server.session.replacement import Recycling, Replacement, Spares
+from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
 from envhub_server.session.sizing import WorkerCount, WorkerSizing
 from envhub_server.session.slots import Deadlines, SlotTable, Stage
 from envhub_server.session.supervision import EnvClosing, Supervision
@@ -64,9 +64,8 @@ class Driver(enum.Enum):
 
 
 Method = TypeVar("Method", bound=Callable[..., None])
-Event = tuple[
-    Callable[..., None], tuple[Any, ...]
-]  # what a session is told: a method, and its arguments after the time
+# What a session is told: a method, and its arguments after the time.
+Event = tuple[Callable[..., None], tuple[Any, ...]]
 
 # By a method's name, the phases in which it may be called, each with the other phases that may follow. In a draining
 # hub, CLOSING or ENDED may follow everything that leaves the session idle.
@@ -134,6 +133,7 @@ def diagram() -> str:
 LOST = Failure("session_lost", "session", "the session has broken; make another")
 
 
+@dataclass
 class Ownership:
     """The lane, the driver and the takeover of a session.
 
@@ -148,73 +148,11 @@ class Ownership:
         let_go_by_s: time until which the client that attaches waits for the holder.
     """
 
-    def __init__(self, effects: Effects) -> None:
-        self._effects = effects
-        self.lane = LaneName.WIRE
-        self.driver = Driver.HUB
-        self.holder = 0
-        self.takeover_pending = False
-        self.let_go_by_s = math.inf
-
-    # --- who drives ---------------------------------------------------------------------------------------------------
-
-    @property
-    def can_grant(self) -> bool:
-        """True if no client drives or was told to."""
-        return self.lane is LaneName.WIRE and self.driver is Driver.HUB and not self.takeover_pending
-
-    def lend(self, holder: int) -> None:
-        """Let the client drive, which is this process."""
-        self.lane, self.driver, self.holder = LaneName.SHARED, Driver.CLIENT, holder
-        self._effects.grant()
-        self._effects.give_drive()
-
-    def on_side_closed(self, quiescent: bool) -> None:
-        """Continue on the wire lane: the client has let go of the arena, or has ended."""
-        self.lane, self.let_go_by_s = LaneName.WIRE, math.inf
-        self._effects.close_side()
-        if self.takeover_pending:
-            self._effects.transfer()
-        if quiescent:
-            self.take_drive()
-
-    def take_drive(self) -> None:
-        """Have the hub drive; every row is done."""
-        if self.driver is Driver.CLIENT:
-            self.driver = Driver.HUB
-            self._effects.take_drive()
-
-    def revoke(self) -> None:
-        """Revoke the session of a client that drives; the client then asks the hub why."""
-        if self.lane is LaneName.SHARED:
-            self._effects.revoke()
-
-    # --- takeover -----------------------------------------------------------------------------------------------------
-
-    def recall(self, until_s: float) -> None:
-        """Ask the holder to let go of the session until then."""
-        self.let_go_by_s = until_s
-        self._effects.recall()
-
-    def keep_holder(self, waited_s: float) -> None:
-        """Let the holder, which has not let go, keep the session, and refuse the other client."""
-        by = f"process {self.holder}" if self.holder else "a process of another container"
-        text = f"{by} has this session on the shared lane, and has not let go of it within restart_wait={waited_s:g} s"
-        refusal = Failure("refused", "request", f"{text}: it is stopped, or too busy; attach again, or end the session")
-        self._effects.end_recall()
-        self.refuse(refusal)
-
-    def grant(self) -> None:
-        """Give the session to its new client; no other client has its memory."""
-        self.takeover_pending, self.driver = False, Driver.HUB
-        self._effects.take_drive()
-        self._effects.answer_attach()
-
-    def refuse(self, why: Failure = LOST) -> None:
-        """Refuse a client that takes over, with the reason."""
-        if self.takeover_pending:
-            self.takeover_pending, self.let_go_by_s = False, math.inf
-            self._effects.fail_attach(why)
+    lane: LaneName = LaneName.WIRE
+    driver: Driver = Driver.HUB
+    holder: int = 0
+    takeover_pending: bool = False
+    let_go_by_s: float = math.inf
 
 
 HISTORY_MAX = 100  # last events that are logged with an internal error
@@ -224,12 +162,7 @@ class SessionState:
     """One vector env, of one client at a time.
 
     Attributes:
-        make: the client's MAKE.
-        recipe: the recipe of its envs, with the operator's settings.
-        phase: the state of the session.
-        slots, launcher, sizing, building, requests, calls, infos: objects of one subject each, see their classes.
-        replacement, supervision, ownership, deadlines, env_history, replays, closing: the same.
-        partial_batches: rows that were posted without the others.
+        make, recipe: the client's MAKE, and the recipe of its envs, with the operator's settings.
         made: the description for the client, once the session is made.
         history: the names of the last methods by which it was told something, for the log.
     """
@@ -246,10 +179,9 @@ class SessionState:
         rules: WorkerRules = NO_RULES,
     ) -> None:
         """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
-        is_vector, hosting = recipe.settings.vector, rules.hosting
+        is_vector, memory_max = recipe.settings.vector, rules.hosting.memory_max or 0
         self.effects = effects
-        self.make = make
-        self.recipe = recipe
+        self.make, self.recipe = make, recipe
         self.phase = Phase.BUILDING
         self.made: messages.Made | None = None
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)
@@ -257,22 +189,16 @@ class SessionState:
         self.slots = slots = SlotTable(make.num_envs, make.faults)
         decided = count is not None
         self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, restarts, effects, decided)
-        self.sizing = WorkerSizing(make, recipe, machine, slots, launcher, effects, count)
-        self.building = EnvBuilding(make, recipe, info_bytes, machine, slots, launcher, self.sizing, restarts, effects)
+        self.sizing = WorkerSizing(launcher, count)
+        self.building = EnvBuilding(launcher, self.sizing, info_bytes)
         self.requests = Requests(make, is_vector, slots, effects)
         self.infos = RowInfos(slots)
         self.partial_batches = PartialBatches(make, is_vector, slots, self.infos, effects)
-        self.ownership = Ownership(effects)
-        self.supervision = Supervision(make.faults, hosting.memory_max or 0, slots, deadlines, effects)
-        self.env_history = EnvHistory(make)
+        self.ownership = Ownership()
+        self.supervision = Supervision(make.faults, memory_max, slots, deadlines, effects)
         self.closing = closing = EnvClosing(make, slots, deadlines, effects)
-        self.calls = Calls(make, slots, self.requests, self.env_history, effects)
-        self.replays = replays = ReplayOrders(launcher, effects)
-        spares = Spares(make, is_vector, slots, launcher, restarts, deadlines)
-        recycling = Recycling(make, slots, launcher, spares, deadlines, effects)
-        self.replacement = Replacement(
-            make, slots, launcher, restarts, self.env_history, replays, spares, recycling, closing
-        )
+        spares = Spares(launcher)
+        self.replacement = Replacement(launcher, self.requests, spares, Recycling(launcher, spares), closing)
         self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
@@ -388,8 +314,13 @@ class SessionState:
 
     def problem(self, quiescent: bool, partial: bool = False) -> Failure | None:
         """The reason why a request of the whole batch, or of a ``partial`` one, cannot begin now; None if it can."""
-        driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        return self.requests.problem(self.deadlines.draining, 0 if partial else self.partial_batches.rows_out, driven)
+        if self.deadlines.draining:
+            return SHUTTING_DOWN
+        if self.partial_batches.rows_out and not partial:
+            return refusal("envs are under way that RECEIVE has not returned")
+        if self.ownership.driver is Driver.CLIENT and not quiescent:
+            return refusal("a step that the client drives has not ended; wait for it")
+        return None
 
     def begin(self, phase: Phase, now_s: float) -> None:
         """Begin a request that the hub drives, and that was not refused."""
@@ -397,13 +328,13 @@ class SessionState:
         self.deadlines.plan_sample(now_s)
         if phase is not Phase.READY:
             self.forget_last()
-        self.ownership.take_drive()
+        self.take_drive()
 
     def end_call(self) -> None:
         """Answer the call, once every slot has answered."""
-        if self.calls.complete:
+        if self.requests.call_complete:
             self.phase = Phase.READY
-            self.answer_rows(self.calls.result())
+            self.answer_rows(self.requests.call_result())
             self.advance_takeover(True)
 
     def forget_last(self) -> None:
@@ -418,13 +349,31 @@ class SessionState:
         self.requests.failure = failure
         self.phase = Phase.BROKEN
         self.fail(failure)
-        self.ownership.revoke()
-        self.ownership.refuse()
+        self._dismiss_client()
         for number, spare in self.slots.spares.items():
             if spare.stage is not Stage.LEAVING:
                 self.effects.kill(number)
 
-    # --- takeover -----------------------------------------------------------------------------------------------------
+    # --- who drives, and takeover -------------------------------------------------------------------------------------
+
+    def take_drive(self) -> None:
+        """Have the hub drive; every row is done."""
+        if self.ownership.driver is Driver.CLIENT:
+            self.ownership.driver = Driver.HUB
+            self.effects.take_drive()
+
+    def _dismiss_client(self) -> None:
+        """Revoke the session of a client that drives, which then asks the hub why, and refuse one that takes over."""
+        if self.ownership.lane is LaneName.SHARED:
+            self.effects.revoke()
+        self.refuse_takeover(LOST)
+
+    def refuse_takeover(self, why: Failure) -> None:
+        """Refuse a client that takes over, if there is one, with the reason."""
+        ownership = self.ownership
+        if ownership.takeover_pending:
+            ownership.takeover_pending, ownership.let_go_by_s = False, math.inf
+            self.effects.fail_attach(why)
 
     def advance_takeover(self, quiescent: bool) -> None:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
@@ -432,16 +381,17 @@ class SessionState:
         waits = ownership.lane is LaneName.SHARED or self.phase is not Phase.READY or self.requests.asked
         if ownership.takeover_pending and quiescent and not waits:
             self.partial_batches.rows_out = 0
-            ownership.grant()
-
-    def end_recall(self, now_s: float) -> None:
-        """End a takeover for which the holder has not let go in time."""
-        if self.ownership.takeover_pending and now_s >= self.ownership.let_go_by_s:
-            self.keep_holder()
+            ownership.takeover_pending, ownership.driver = False, Driver.HUB
+            self.effects.take_drive()
+            self.effects.answer_attach()
 
     def keep_holder(self) -> None:
-        """Refuse the client that attaches; its holder goes on."""
-        self.ownership.keep_holder(self.make.faults.restart_wait_s)
+        """Refuse the client that attaches; its holder, which has not let go, goes on."""
+        holder, waited_s = self.ownership.holder, self.make.faults.restart_wait_s
+        by = f"process {holder}" if holder else "a process of another container"
+        text = f"{by} has this session on the shared lane, and has not let go of it within restart_wait={waited_s:g} s"
+        self.effects.end_recall()
+        self.refuse_takeover(refusal(f"{text}: it is stopped, or too busy; attach again, or end the session"))
         if self.deadlines.draining:
             self.effects.wind_up()
 
@@ -452,8 +402,7 @@ class SessionState:
         is_first = self.phase is not Phase.CLOSING
         if is_first:
             self.phase = Phase.CLOSING
-            self.ownership.revoke()
-            self.ownership.refuse()
+            self._dismiss_client()
         alive = self.slots.processes
         if not alive:
             self.end()

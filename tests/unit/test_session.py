@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.registry import EnvFacts, Recipe
-from envhub_server.hub.runtime import SessionEffects
+from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.control import (
     Build,
     Building,
@@ -1532,7 +1532,7 @@ def test_event_in_a_phase_in_which_it_cannot_come_is_an_error() -> None:
 
 
 def test_every_request_and_every_effect_has_its_method() -> None:
-    assert EFFECTS.keys() <= {*dir(SessionEffects)}
+    assert EFFECTS.keys() <= {*dir(SessionRuntime)}
     assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= HANDLERS.keys()
     for name, following in TRANSITIONS.items():
         assert Phase.ENDED not in following, name

@@ -211,7 +211,6 @@ class ConnectionSupervisor:
         self._plan_liveness()
 
     def send_failed(self, peer: bytes) -> None:
-        """Suspect a client that cannot be sent a reply."""
         for token in self._protocol.sessions_of(peer):
             self._liveness.suspect(token, peer, self._loop.clock.now_s())
         self._plan_liveness()

@@ -56,13 +56,11 @@ class Directory:
 
     @property
     def sessions(self) -> Collection[SessionRuntime]:
-        """All sessions."""
         return self.by_number.values()
 
     # --- beginning and end --------------------------------------------------------------------------------------------
 
     def add(self, runtime: SessionRuntime, request: Incoming, holder: Holder) -> None:
-        """Enter a session that was just made for this request."""
         self.next_number = runtime.number + 1
         self.by_number[runtime.number] = self.by_token[request.token] = runtime
         make = runtime.state.make
@@ -72,7 +70,6 @@ class Directory:
         runtime.log.info("session_made", **self._access.who(holder, request.peer), **made, audit=True)
 
     def remove(self, runtime: SessionRuntime) -> None:
-        """Remove a session that has ended."""
         for token in [token for token, each in self.by_token.items() if each is runtime]:
             self.forget(token)
         self.restarts_before += runtime.state.restarts
@@ -117,7 +114,6 @@ class Directory:
         log.info("session_unknown", once_per=("client", "why"), **who, session=session.hex()[:8], why=why, audit=True)
 
     def attach(self, request: Incoming, holder: Holder, budget: ArenaBudget) -> Failure | None:
-        """Have a session given to this client, within its budget of shared memory, or refuse that."""
         runtime = self.find(request, holder)
         if runtime is None or not runtime.state.attachable:
             return Failure("session_lost", "session", _NOT_ATTACHABLE)
@@ -147,7 +143,6 @@ class Directory:
         return {self._protocol.peer_of(token) for token, each in self.by_token.items() if each.heard_ns >= since_ns}
 
     def beats_s(self) -> dict[bytes, float]:
-        """The heartbeat interval of each session's client, by the session's token."""
         return {token: each.state.make.heartbeat_s for token, each in self.by_token.items()}
 
     # --- ends that no client asks for ---------------------------------------------------------------------------------
@@ -177,7 +172,6 @@ class Directory:
             runtime.report(SessionMachine.on_draining, by_s, end_by_s, runtime.quiescent)
 
     def abandon_all(self, why: Failure) -> None:
-        """End each session at once."""
         for runtime in self.sessions:
             runtime.report(SessionMachine.on_abandoned, why)
 
@@ -198,7 +192,6 @@ class ClientUsage:
         self._made_s: dict[str, deque[float]] = {}  # the times of the last MAKEs and ATTACHes
 
     def budget(self, holder: Holder) -> ArenaBudget:
-        """The shared memory that the client may use."""
         if holder.quotas is None:
             return self._budget
         budget = self._budgets.setdefault(holder.name, ArenaBudget(0, self._budget))
@@ -221,7 +214,6 @@ class ClientUsage:
         return ""
 
     def of(self, holder: Holder) -> Usage:
-        """Amounts in use when this client asks for a session."""
         states = [each.state for each in self._directory.sessions]
         of_hub = Usage(
             hub_sessions=len(states),

@@ -117,7 +117,6 @@ class Gateway:
         return incoming, holder
 
     def _note_sessions(self, peer: bytes, holder: Holder) -> None:
-        """Note what the protocol has found of sessions in the last message."""
         protocol = self._protocol
         for op, token in protocol.foreign:
             self._directory.note_foreign(peer, holder, op, token)
@@ -154,7 +153,6 @@ class Gateway:
     # --- out ----------------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send what the protocol has to send."""
         outgoing = self._protocol.outgoing
         for peer, frames in outgoing:
             try:

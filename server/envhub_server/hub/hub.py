@@ -5,8 +5,8 @@
     ROUTER ──frames──▶ HubProtocol ──requests──┐
     workers ──messages and ends────────────────┼──▶ events ──▶ SessionRuntime ──methods──▶ SessionMachine
     bells, side sockets, deadlines ────────────┘                                                │
-    ROUTER ◀──frames── HubProtocol ◀──answers── SessionReplies ◀────────────┬─────effects◀──────┘
-    workers, arena ◀─────────────────────────── SessionEffects ◀────────────┘
+    ROUTER ◀──frames── HubProtocol ◀──answers──┬── SessionRuntime ◀──effects────────────────────┘
+    workers, arena ◀───────────────────────────┘
 
 Everything that happens to a session goes through one queue of events, in the order in which it happened. Nothing here
 blocks but the wait itself, so sessions never wait for each other's envs.
@@ -122,7 +122,6 @@ class Hub:
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
 
     def _make_network(self) -> None:
-        """Make the components that know the clients."""
         config, loop = self.config, self._loop
         unfinished_bytes_max = int(UNFINISHED_SHARE * config.message_bytes_max)
         access = self._access = Access(config.keys, config.insecure, unfinished_bytes_max)
@@ -138,7 +137,6 @@ class Hub:
         self._gateway = Gateway(router, protocol, access, self._connections, directory, loop)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
-        """Make the components that begin sessions and report them."""
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
         usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
         self._compression = BackgroundThread(self._poller, "envhub-compression")
@@ -329,7 +327,6 @@ class Hub:
             self._pump()
 
     def _dispatch(self, request: Incoming, holder: Holder) -> None:
-        """Have a request of this client carried out."""
         runtime = self._by_token.get(request.token)
         if runtime is None or request.op in HUB_OPS:
             self._requests.handle(request, holder)

@@ -53,7 +53,6 @@ class SessionStarter:
         self._usage, self._offers, self._replays, self._side_socket = usage, offers, replays, side_socket
 
     def make(self, request: Incoming, holder: Holder) -> Failure | None:
-        """Make a session for this client and start its workers, or refuse that."""
         if failure := self._refusal(request, holder):
             return failure
         planned = self._plan(request, holder)
@@ -68,7 +67,6 @@ class SessionStarter:
         return None
 
     def attach(self, request: Incoming, holder: Holder) -> Failure | None:
-        """Give a session to this client, or refuse that."""
         return self._refusal(request, holder) or self._directory.attach(request, holder, self._usage.budget(holder))
 
     def _refusal(self, request: Incoming, holder: Holder) -> Failure | None:
@@ -130,7 +128,6 @@ class SessionStarter:
 
 
 def _machine(cpus_max: int | None) -> Machine:
-    """Measure what the machine has left for one more session."""
     workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
     affinity = tuple(sorted(os.sched_getaffinity(0)))
     return Machine(affinity, usable_cpus(cpus_max), has_quota(), workers_max, memory_available_bytes())
@@ -204,7 +201,6 @@ class HubRequests:
                 raise KeyError(request.op.name)
 
     def _begin(self, request: Incoming, holder: Holder) -> None:
-        """Make a session, or give one to the client."""
         begin = self._starter.make if request.op is Op.MAKE else self._starter.attach
         if (failure := begin(request, holder)) is not None:
             self._refuse(request, holder, failure)

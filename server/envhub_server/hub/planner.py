@@ -112,7 +112,6 @@ def capacity(holder: Holder, config: HubConfig, usage: Usage, cpus: int) -> Capa
 
 
 def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
-    """The reason why a session with these spares exceeds the client's quotas; empty if it does not."""
     quotas = holder.quotas
     if quotas is None:
         return ""
@@ -156,7 +155,6 @@ def plan(
 
 
 def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int | None) -> WorkerCount | None:
-    """Number of workers; None where the first envs decide."""
     make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
     if make.num_workers:
         return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")

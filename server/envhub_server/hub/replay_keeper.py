@@ -39,7 +39,6 @@ class ReplayWriter:
         self._thread = BackgroundThread(poller, "envhub-replays")
 
     def write(self, name: str, replay: Replay) -> None:
-        """Write it soon, or log why not."""
         if len(self._thread.waiting) >= WAITING_MAX:
             not_kept(name, f"{WAITING_MAX} others wait to be written")
             return
@@ -65,7 +64,6 @@ class ReplayWriter:
 
 
 def not_kept(name: str, why: str) -> None:
-    """Log that a replay is not kept."""
     # Event: The replay of a failure is not kept.
     log.warning("replay_not_kept", once_per=("why",), replay=name, why=why)
 
@@ -84,7 +82,6 @@ class ReplayKeeper:
     first_spec: bytes = b""  # the ``plain_spec`` of the session's first env
 
     def worker_built(self, process: int, built: control.Built) -> None:
-        """Note what this process says of its envs."""
         self.built[process] = built
         if built.action_space:  # only the first worker describes the session's spaces
             self.first_spec = built.plain_spec or b""
@@ -104,7 +101,6 @@ class ReplayKeeper:
         return descriptor
 
     def process_ended(self, process: int) -> None:
-        """Forget a process."""
         self.traces.pop(process, None)
         self.built.pop(process, None)
 

@@ -35,7 +35,8 @@ from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Driver, Event, Phase
 
 STACK_BYTES_MAX = 16384
-
+INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
+COMPRESSED = object()  # the event of the end of a compression
 
 _log = Logger("envhub.hub")
 
@@ -65,7 +66,19 @@ class Services:
     unread: UnreadMemory
     transferred: Callable[[int, Attaching], None]
     forget: Callable[[bytes], None]
-    compression: BackgroundThread | None = None
+    compression: BackgroundThread
+
+
+@dataclass
+class Compression:
+    """A reply whose observations a thread compresses; until it is sent, the session is told nothing."""
+
+    request: Incoming
+    message: Any
+    frames: Frames
+    following: list[Callable[[], None]] = field(default_factory=list)  # messages that are sent after it
+    events: list[Any] = field(default_factory=list)  # that have come meanwhile
+    error: Exception | None = None
 
 
 # Events of a step, and one in place of a ring: the words in the arena say whether all rows are done.
@@ -103,6 +116,7 @@ class SessionResources:
         part_rows: how many of the rows of SEND the RECEIVE under way waits for.
         has_infos: True if a row of the last move has something to say besides its arrays.
         heard_ns: when its last request arrived, whatever came of it.
+        compressing: the reply that a thread compresses; later messages are sent after it.
     """
 
     def __init__(
@@ -150,13 +164,14 @@ class SessionResources:
         self._steps = 0  # that its rows had done when its memory was freed
         self.has_infos = False
         self.heard_ns = 0
+        self._compressors = LeafCompressors(make.compression) if make.compression else None
+        self.compressing: Compression | None = None
         self._client_ringer = Ringer()
         self.done_bell = new_bell()
         # The bell is never read. By edges each ring is reported once, with a system call less.
         services.poller.register(self.done_bell, self, edges=True)
 
     def new_ticket(self) -> bytes:
-        """A ticket for the side socket; empty where the hub has none."""
         return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
 
     def refuse_side(self) -> None:
@@ -178,22 +193,18 @@ class SessionResources:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers that run."""
         return [worker.pid for worker in self.workers.values() if worker.pid is not None]
 
     @property
     def arena_bytes(self) -> int:
-        """Amount of shared memory the session holds."""
         return 0 if self.memory is None else self.memory.nbytes
 
     @property
     def steps(self) -> int:
-        """Number of steps and resets of its envs."""
         return self._steps if self.memory is None else self.memory.steps
 
     @property
     def observed_bytes(self) -> int:
-        """The size of what ``observe`` copies."""
         memory = self.memory
         return 0 if memory is None else sum(leaf[0].nbytes for leaf in memory.arena.observations)
 
@@ -207,12 +218,10 @@ class SessionResources:
 
     @property
     def quiescent(self) -> bool:
-        """True if every row is done."""
         return self.memory is None or self.memory.arena.quiescent()
 
     @property
     def log(self) -> Logger:
-        """The log, with the session's name."""
         return _log.bind(session=self.token.hex()[:8])
 
     def report(self, method: Callable[..., None], *facts: Any) -> None:
@@ -270,7 +279,6 @@ class SessionResources:
         self.report(SessionMachine.on_part_done, *done)
 
     def read_workers(self) -> None:
-        """Report all that the processes have said until now."""
         for worker in [*self.workers.values()]:
             worker.receive_all()
 
@@ -282,7 +290,6 @@ class SessionResources:
                 pass  # it has not listened for thousands of rings
 
     def ring_client(self) -> None:
-        """Wake the client that drives."""
         assert self.memory is not None
         self._client_ringer.ring(self.memory.client_bell)
 
@@ -306,35 +313,7 @@ class SessionResources:
             # Not by the bell, which a worker may have filled.
             self.services.events.append((self.number, ROWS_STOOD_IN))
 
-
-INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
-COMPRESSED = object()  # the event of the end of a compression
-
-
-@dataclass
-class Compression:
-    """A reply whose observations a thread compresses; until it is sent, the session is told nothing."""
-
-    request: Incoming
-    message: Any
-    frames: Frames
-    following: list[Callable[[], None]] = field(default_factory=list)  # messages that are sent after it
-    events: list[Any] = field(default_factory=list)  # that have come meanwhile
-    error: Exception | None = None
-
-
-class SessionReplies(SessionResources):
-    """The messages to the client of one session, as ``Effects`` describes them.
-
-    Attributes:
-        compressing: the reply that a thread compresses; later messages are sent after it.
-    """
-
-    def __init__(self, *about: Any) -> None:
-        super().__init__(*about)
-        method = self.make.compression
-        self._compressors = LeafCompressors(method) if method else None
-        self.compressing: Compression | None = None
+    # --- replies and notices, as ``Effects`` describes them -----------------------------------------------------------
 
     def delays(self, effect: Callable[[], None]) -> bool:
         """True if a reply is compressed; the effect then follows it."""
@@ -404,7 +383,7 @@ class SessionReplies(SessionResources):
         assert self.memory is not None and self._compressors is not None
         compressors, place = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
         thread = self.services.compression
-        if thread is None or sum(memoryview(frame).nbytes for frame in frames[place]) <= INLINE_BYTES_MAX:
+        if sum(memoryview(frame).nbytes for frame in frames[place]) <= INLINE_BYTES_MAX:
             frames[place] = compressors.compress(frames[place])
             return False
         reply = Compression(request, message, frames)

@@ -54,7 +54,6 @@ class Status:
         self._began_s = time.monotonic()
 
     def welcome(self, holder: Holder) -> Welcome:
-        """Description of the hub for this client."""
         config = self._config
         return Welcome(
             hub=envhub.__version__,
@@ -69,7 +68,6 @@ class Status:
         )
 
     def capacity(self, holder: Holder) -> Capacity:
-        """The resources that the hub could give to further sessions of this client."""
         return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus(self._config.cpus))
 
     def health(self, holder: Holder) -> dict[str, Any]:
@@ -85,7 +83,6 @@ class Status:
         }
 
     def counters(self) -> dict[str, Any]:
-        """The counters of the hub."""
         sessions, protocol, access = self._directory.sessions, self._protocol, self._access
         restarts = sum(each.state.restarts for each in sessions)
         return {
@@ -108,7 +105,6 @@ class Status:
         }
 
     def sessions(self, holder: Holder) -> list[dict[str, Any]]:
-        """The sessions that this client may see."""
         seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
         return [description(each, each.token in self._protocol.leases) for each in seen]
 
@@ -129,7 +125,6 @@ class Status:
 
 
 def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
-    """One session."""
     return {
         "session": runtime.token[:NAME_BYTES].hex(),  # to tell sessions apart; the whole token is a key to it
         "env": runtime.state.make.name or "factories",

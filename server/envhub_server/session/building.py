@@ -35,7 +35,6 @@ class EnvBuilding:
 
     @property
     def complete(self) -> bool:
-        """True if no slot's answer in this phase is outstanding."""
         return not any(slot.waiting for slot in self._slots)
 
     def _wait_for_all(self) -> None:
@@ -45,7 +44,6 @@ class EnvBuilding:
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def on_session_made(self, now_s: float) -> None:
-        """Start the first processes."""
         self._wait_for_all()
         count = len(self._slots)
         if self._launcher.rules.libraries is None:
@@ -104,7 +102,6 @@ class EnvBuilding:
         self._launcher.start_missing(now_s)
 
     def on_built(self, process: Process, built: control.Built, now_s: float) -> Failure | None:
-        """Make the arena once all envs are made."""
         slot = self._slots[process.place]
         fits = built.fit or self._launcher.rules.hosting.shares_process
         if self._sizing.separable(slot) and not fits:
@@ -180,7 +177,6 @@ class EnvBuilding:
         )
 
     def serve(self, now_s: float) -> None:
-        """Have all processes serve their rows."""
         for slot in self._slots:
             process = slot.process
             assert process is not None
@@ -195,7 +191,6 @@ class EnvBuilding:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def on_failed(self, process: Process, failure: Failure, now_s: float) -> Failure | None:
-        """Make the envs in another way, if that may help."""
         slot, building = self._slots[process.place], self._launcher.arena is None
         if process.shares and building:
             self._rebuild(process)

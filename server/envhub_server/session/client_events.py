@@ -72,7 +72,6 @@ class ClientEvents(SessionState):
     @handles(Step)
     @allowed_in(Phase.READY, then=(Phase.MOVING,))
     def on_step(self, now_s: float, _: Step, quiescent: bool) -> None:
-        """Begin a step."""
         # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
         # A draining hub closes a session without a pending request.
         infos, deadlines = self.infos, self.deadlines
@@ -92,7 +91,6 @@ class ClientEvents(SessionState):
     @handles(Reset)
     @allowed_in(Phase.READY, then=(Phase.MOVING,))
     def on_reset(self, now_s: float, reset: Reset, quiescent: bool) -> None:
-        """Begin a reset."""
         if problem := self.requests.reset_problem(reset) or self.problem(quiescent):
             self.fail(problem)
             return
@@ -144,7 +142,6 @@ class ClientEvents(SessionState):
     @handles(Receive)
     @allowed_in(Phase.READY)
     def on_receive(self, now_s: float, receive: Receive, quiescent: bool) -> None:
-        """Wait for rows of partial batches."""
         if problem := self.partial_batches.on_receive(receive):
             self.fail(problem)
 
@@ -173,7 +170,6 @@ class ClientEvents(SessionState):
     @handles(Call)
     @allowed_in(Phase.READY, then=(Phase.CALLING,))
     def on_call(self, now_s: float, call: Call, quiescent: bool) -> None:
-        """Begin a call."""
         # The name of a class is only compared.
         if call.question != "wrapped" and (forbidden := self.requests.forbidden(call.name)):
             self.fail(forbidden)
@@ -186,7 +182,6 @@ class ClientEvents(SessionState):
     @handles(SetAttr)
     @allowed_in(Phase.READY, then=(Phase.CALLING,))
     def on_set_attr(self, now_s: float, message: SetAttr, quiescent: bool) -> None:
-        """Begin to set an attribute."""
         question = self.requests.forbidden(message.name) or self.requests.assignment(message)
         if isinstance(question, Failure):
             self.fail(question)
@@ -209,20 +204,17 @@ class ClientEvents(SessionState):
     @handles(messages.TemplatesRequest)
     @allowed_in(Phase.READY)
     def on_templates(self, now_s: float, request: messages.TemplatesRequest, quiescent: bool) -> None:
-        """Answer with the examples of templates."""
         self.answer(self.infos.templates(request.numbers))
 
     @handles(*_REQUESTS)
     @allowed_in(Phase.BROKEN)
     def on_broken_request(self, now_s: float, _: Any, quiescent: bool) -> None:
-        """Answer with the failure that broke the session."""
         assert self.requests.failure is not None
         self.fail(self.requests.failure)
 
     @handles(*_REQUESTS)
     @allowed_in(Phase.CLOSING)
     def on_closing_request(self, now_s: float, _: Any, quiescent: bool) -> None:
-        """Refuse a request of a session that closes."""
         draining = self.deadlines.end_by_s != math.inf
         self.fail(SHUTTING_DOWN if draining else refusal(f"the session is {self.phase.value}"))
 
@@ -284,7 +276,6 @@ class ClientEvents(SessionState):
     @handles(Close)
     @_ends_session
     def on_close(self, now_s: float, close: Close, quiescent: bool) -> None:
-        """End the session at its client's request."""
         if self.phase is Phase.CLOSING:  # its client waits no longer
             self.close(now_s, close.terminate, "the program waited no longer")
             return
@@ -294,7 +285,6 @@ class ClientEvents(SessionState):
 
     @_ends_session
     def on_lease_expired(self, now_s: float) -> None:
-        """End the session whose lease has expired."""
         self.abandon(_LEASE_OVER, now_s, terminate=False)
 
     @_ends_session

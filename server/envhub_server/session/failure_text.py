@@ -34,7 +34,6 @@ def envs(rows: Sequence[int], row_offset: int) -> str:
 
 
 def unready(make: Make, why: str, hide_folders: bool) -> Failure:
-    """The failure of an env whose interpreter cannot be used."""
     why = without_folders(why) if hide_folders else why
     return Failure("env_unready", "hub", f"{make.name or 'a factory'!r} is not ready: {why}")
 
@@ -88,7 +87,6 @@ def logged(failure: Failure) -> dict[str, Any]:
 
 
 def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:
-    """The cause of the truncation of an ended worker's envs."""
     timed_out = isinstance(why, Late)
     cause = "timeout" if timed_out else "crash" if why is None else "memory"
     stacks = _STACKS.search(failure.log_tail) if timed_out else None
@@ -105,7 +103,6 @@ def env_failure(failure: Failure, ending: ExitCause, why: Late | Overrun | None,
 
 
 def recycled(make: Make, slot: int, rows: Sequence[int]) -> WorkerLoss:
-    """The truncation of the envs of a worker that is recycled during their episodes."""
     text = f"{named(slot, rows, make.row_offset)} was recycled"
     failure = Failure("worker_died", "request", text, env_index=rows[0], worker=slot)
     return WorkerLoss(failure, False, failure_info(EnvFailure("recycle", text)))

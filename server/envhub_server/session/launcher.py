@@ -46,7 +46,6 @@ class Restarts:
         self._count: Counter[int] = Counter()
 
     def count(self, slot: int) -> int:
-        """Number of ends and rebuilt envs in this slot."""
         return self._count[slot]
 
     def count_text(self, slot: int) -> str:
@@ -57,7 +56,6 @@ class Restarts:
         return f"{text}, and all workers of this session {len(self._all_s)} times within {WINDOW_S:g} s,"
 
     def serves(self, slot: int, now_s: float) -> None:
-        """Note that the envs of the slot are made."""
         self._serving_since_s[slot] = now_s
         self._boots.pop(slot, None)
 
@@ -126,7 +124,6 @@ class Machine:
     memory_bytes: int = 1 << 50
 
     def cpu(self, slot: int) -> int:
-        """The CPU of this slot, if each has its own."""
         return self.affinity[slot % len(self.affinity)]
 
 
@@ -178,7 +175,6 @@ class Place:
 
     @property
     def env_indices(self) -> list[int]:
-        """The indices of its envs in the vector env that the session is a part of."""
         return [self.row_offset + row for row in self.rows]
 
 
@@ -317,7 +313,6 @@ class Launcher:
             self.effects.tell(process.number, self.order(self.slots[process.place]))
 
     def start_missing(self, now_s: float) -> None:
-        """Start a process for each slot that has none."""
         self.start([slot for slot in self.slots if slot.process is None], now_s)
 
     def start_spare(self, slot: Slot, now_s: float) -> None:
@@ -330,11 +325,9 @@ class Launcher:
         self.effects.tell(process.number, order)
 
     def order(self, slot: Slot) -> control.Build:
-        """The order to make the envs of this slot."""
         return build(self.make, self.recipe, self.rules, self._place(slot))
 
     def order_rest(self, slot: Slot) -> control.BuildRest:
-        """The order to make the other envs of this slot, whose process has made the first."""
         return build_rest(self.make, self.rules, self._place(slot))
 
     def _place(self, slot: Slot) -> Place:
@@ -346,14 +339,12 @@ class Launcher:
     # --- a process in its place ---------------------------------------------------------------------------------------
 
     def tell_place(self, process: Process) -> None:
-        """Tell a spare the slot that it serves now or will serve."""
         slot = self.slots[process.place]
         place = self._place(slot)
         order = control.TakePlace(slot.index, slot.rows, variables(self.rules, place), place.cpu)
         self.effects.tell(process.number, order)
 
     def map(self, process: Process) -> None:
-        """Hand the arena to a process that has made its envs."""
         process.stage = Stage.MAPPING
         assert self.arena is not None
         self.effects.give_arena(process.number, process.place, self.arena)
@@ -378,5 +369,4 @@ class Launcher:
             self.share(shared([*(self.rules.libraries or ()), *libraries]))
 
     def share(self, libraries: Iterable[str]) -> None:
-        """Have new processes share these libraries."""
         self.rules = replace(self.rules, libraries=tuple(libraries))

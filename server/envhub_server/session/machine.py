@@ -71,7 +71,6 @@ class SessionMachine(ClientEvents):
 
     @allowed_in(Phase.BUILDING)
     def on_made(self, now_s: float) -> None:
-        """Start the first processes: the session was made."""
         hosting = self.launcher.rules.hosting
         if hosting.memory_max or hosting.recycle.memory_bytes:
             self.deadlines.memory_at_s = now_s + MEMORY_S
@@ -80,7 +79,6 @@ class SessionMachine(ClientEvents):
     @handles(control.Building)
     @allowed_in(Phase.BUILDING, *SERVING)
     def on_building(self, now_s: float, process: Process, building: control.Building) -> None:
-        """Note how many envs a process has made."""
         process.built, process.importing = building.built, building.importing
 
     @handles(control.Imported)
@@ -92,7 +90,6 @@ class SessionMachine(ClientEvents):
     @handles(control.FirstBuilt)
     @allowed_in(Phase.BUILDING)
     def on_first_built(self, now_s: float, process: Process, built: control.FirstBuilt) -> None:
-        """Decide on the number of workers, once the first envs are made."""
         self.building.on_first_built(process, built, now_s)
 
     @handles(control.Built)
@@ -131,7 +128,6 @@ class SessionMachine(ClientEvents):
         self.replacement.spares.fill(now_s)
 
     def _go_on(self, failure: Failure | None, now_s: float) -> None:
-        """Continue to build the envs, or end the session if that failed."""
         if failure is not None:
             self.abandon(failure, now_s)
         elif self.launcher.arena is not None:
@@ -157,7 +153,6 @@ class SessionMachine(ClientEvents):
     @allowed_in(Phase.BROKEN)
     @allowed_in(Phase.CLOSING, then=(Phase.ENDED,))
     def on_exited(self, now_s: float, exited: WorkerExited) -> None:
-        """Handle the end of a process."""
         self._end_process(now_s, exited)
 
     def _end_process(self, now_s: float, exited: WorkerExited) -> None:
@@ -196,13 +191,11 @@ class SessionMachine(ClientEvents):
     @handles(control.EpisodesDone)
     @allowed_in(*SERVING)
     def on_episodes_done(self, now_s: float, process: Process, done: control.EpisodesDone) -> None:
-        """Recycle a process that has reached its number of episodes."""
         self.replacement.recycling.on_episodes_done(self.slots[process.place], now_s)
 
     @handles(control.Left)
     @allowed_in(*SERVING)
     def on_left(self, now_s: float, process: Process, left: control.Left) -> None:
-        """Have another process serve the rows that this one has left."""
         self.replacement.on_left(self.slots[process.place], now_s)
 
     @allowed_in(*LIVE)
@@ -215,7 +208,6 @@ class SessionMachine(ClientEvents):
     @handles(control.RowInfo)
     @allowed_in(*SERVING)
     def on_row_info(self, now_s: float, process: Process, sent: control.RowInfo) -> None:
-        """Keep an info that was too large for the arena."""
         if sent.row in self.slots[process.place].rows:
             self.infos.note(sent.row, sent.info)
 
@@ -227,14 +219,12 @@ class SessionMachine(ClientEvents):
     @handles(control.InfoTemplate)
     @allowed_in(*SERVING)
     def on_template(self, now_s: float, process: Process, template: control.InfoTemplate) -> None:
-        """Keep the example of a template."""
         self.infos.on_template(self.slots[process.place], template)
 
     @handles(control.CallResults, control.CallFailed)
     @allowed_in(Phase.CALLING, then=(Phase.READY,))
     @allowed_in(*SERVING)
     def on_call_answered(self, now_s: float, process: Process, answer: Answer) -> None:
-        """Note the answer of a process; answer the call, once every slot has answered."""
         slot = self.slots[process.place]
         if self.requests.on_answered(slot, answer):
             self.end_call()
@@ -245,7 +235,6 @@ class SessionMachine(ClientEvents):
     @allowed_in(*MAKING, then=(Phase.CLOSING,))
     @allowed_in(*SERVING, Phase.CLOSING)
     def on_row_failed(self, now_s: float, process: Process, failed: control.RowFailed) -> None:
-        """Handle that an env could not be made or closed, or has raised."""
         slot = self.slots[process.place]
         if self.making:
             self._go_on(self.building.on_failed(process, failed.failure, now_s), now_s)
@@ -255,7 +244,6 @@ class SessionMachine(ClientEvents):
             self.requests.note_failure(failed.failure)
 
     def _note_raised(self, slot: Slot, failed: control.RowFailed) -> None:
-        """Note that an env raised, or could not be rebuilt."""
         failure = failed.failure
         if slot.loss is not None and failure.code == "factory_failed":
             slot.boot_failure = failure
@@ -280,20 +268,17 @@ class SessionMachine(ClientEvents):
     @handles(control.Faulted)
     @allowed_in(*SERVING, then=(Phase.BROKEN,))
     def on_faulted(self, now_s: float, process: Process, fault: control.Faulted) -> None:
-        """Count a failure of an env that its worker truncated and rebuilt."""
         if broken := self.replacement.on_faulted(self.slots[process.place], fault, now_s):
             self.break_down(broken)
 
     @handles(control.SharedChanged)
     @allowed_in(*LIVE)
     def on_shared_changed(self, now_s: float, process: Process, changed: control.SharedChanged) -> None:
-        """Tell the client that its envs change state that a process shares."""
         self.sizing.on_shared_changed(changed)
 
     @handles(control.Closing)
     @allowed_in(*LIVE)
     def on_closing(self, now_s: float, process: Process, said: control.Closing) -> None:
-        """Note which envs a process closes."""
         self.closing.on_closing(process, said, now_s)
 
     @handles(control.Suspicious)

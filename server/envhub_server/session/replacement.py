@@ -32,7 +32,6 @@ class Spares:
 
     @property
     def wanted(self) -> int:
-        """The wanted number of spares."""
         return self._launcher.rules.hosting.spares or 0
 
     @property
@@ -42,7 +41,6 @@ class Spares:
         return sum(spare.stage is not Stage.LEAVING for spare in spares) - sum(map(_leaves, self._slots))
 
     def fill(self, now_s: float) -> None:
-        """Start processes until the wanted number of spares exists."""
         if self._deadlines.waits_for_spares(now_s):
             return
         self._deadlines.spares_at_s = math.inf
@@ -86,7 +84,6 @@ class Spares:
         return [each for each in ready if self._group_of(each) == group]
 
     def fit_for(self, slot: Slot) -> Process | None:
-        """A spare that can serve this slot at once."""
         return next(iter(self._fit_for(slot)), None)
 
     def free_for(self, slot: Slot) -> bool:
@@ -111,18 +108,15 @@ class Recycling:
         self._launcher, self._slots, self._spares = launcher, launcher.slots, spares
 
     def next_age_s(self) -> float:
-        """The time at which the next process reaches its age."""
         age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
         serving = (slot for slot in self._slots if slot.serving is not None and not slot.due_for_recycling)
         return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
 
     def on_episodes_done(self, slot: Slot, now_s: float) -> None:
-        """Note that a process has reached its number of episodes."""
         slot.due_for_recycling = slot.serving is not None
         self.recycle(now_s)
 
     def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
-        """Note which processes have exceeded their age or memory."""
         recycle = self._launcher.rules.hosting.recycle
         for slot in self._slots:
             if slot.serving is None:
@@ -191,7 +185,6 @@ class Replacement:
         return None
 
     def on_faulted(self, slot: Slot, fault: control.Faulted, now_s: float) -> Failure | None:
-        """Count a failure of an env that its worker truncated and rebuilt."""
         env_failure = EnvFailure.from_map(fault.failure)
         self.keep_replay_of(slot, fault.row, fault.number, fault.trace, env_failure)
         if self._restarts.faulted(slot.index, now_s):
@@ -225,12 +218,10 @@ class Replacement:
         self._effects.keep_replay(kept)
 
     def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
-        """Note that steps wait for the next process of a slot."""
         if slot.loss is not None:
             slot.finish_at_s = min(slot.finish_at_s, now_s + self._make.faults.restart_wait_s)
 
     def finish_steps(self, now_s: float) -> None:
-        """Complete the steps that have waited too long for their slot's next process."""
         for slot in self._slots:
             if now_s >= slot.finish_at_s:
                 slot.finish_at_s = math.inf
@@ -238,7 +229,6 @@ class Replacement:
                 self._effects.finish_steps(slot.index, slot.loss)
 
     def restart(self, now_s: float) -> None:
-        """Start a process for each slot whose restart is due."""
         self._launcher.start([slot for slot in self._slots if now_s >= slot.restart_at_s], now_s)
 
     # --- the next process ---------------------------------------------------------------------------------------------
@@ -257,14 +247,12 @@ class Replacement:
         self.recycling.recycle(now_s)
 
     def on_mapped(self, process: Process, now_s: float) -> None:
-        """Have a process that has mapped the arena serve its slot."""
         slot = self._slots.of(process)
         if process.stage is Stage.MAPPING and slot is not None:
             self._restarts.serves(slot.index, now_s)
             self.hand_over(slot, now_s)
 
     def hand_over(self, slot: Slot, now_s: float) -> None:
-        """Have the process of a slot serve its rows."""
         process, loss = slot.process, slot.loss
         assert process is not None
         process.stage = Stage.SERVING
@@ -310,7 +298,6 @@ class Replacement:
         self.recycling.recycle(now_s)
 
     def on_spare_exited(self, was_leaving: bool, now_s: float) -> None:
-        """Handle the end of a process that served no slot."""
         if was_leaving:
             self.recycling.recycle(now_s)
         else:

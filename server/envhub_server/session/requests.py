@@ -18,7 +18,6 @@ from envhub_server.session.slots import Slot, SlotTable
 
 
 def refusal(text: str) -> Failure:
-    """The failure of a refused request."""
     return Failure("refused", "request", text)
 
 
@@ -69,7 +68,6 @@ class Requests:
             self._effects.keep_rows(slot.index)
 
     def report_stale(self, slot: Slot, message: Any) -> None:
-        """Report a stale answer of the process of this slot."""
         fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
         # Event: A worker answered a request that has ended; it is ignored.
         self._effects.warn("stale_answer_dropped", fields)
@@ -84,7 +82,6 @@ class Requests:
     # --- resets -------------------------------------------------------------------------------------------------------
 
     def reset_problem(self, reset: Reset) -> Failure | None:
-        """The reason why this reset cannot be executed; None if it can."""
         num_envs, each = self._make.num_envs, reset.options_each
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
         if len(seeds) != num_envs or len(mask) != num_envs or not any(mask):
@@ -96,7 +93,6 @@ class Requests:
         return None
 
     def tell_reset(self, reset: Reset) -> None:
-        """Send each slot the rows that it must reset."""
         num_envs = self._make.num_envs
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
         kept = zip(self._seeds, seeds, mask, strict=True)
@@ -166,7 +162,6 @@ class Requests:
         slot.waiting, slot.pending = False, None
 
     def call_result(self) -> tuple[tuple[int, bytes], ...] | Failure:
-        """The results of the complete call by row, or its failure."""
         pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
         for slot in self._slots:
             slot.results = ()
@@ -190,12 +185,10 @@ class RowInfos:
         self.failures: dict[int, Failure] = {}
 
     def forget(self) -> None:
-        """Forget the infos and failures of the last request."""
         self.large.clear()
         self.failures.clear()
 
     def note(self, row: int, info: bytes) -> None:
-        """Keep the info of a row."""
         self.large[row] = info
         self.failures.pop(row, None)
 
@@ -206,7 +199,6 @@ class RowInfos:
             self.large.pop(failure.env_index, None)
 
     def on_template(self, slot: Slot, template: control.InfoTemplate) -> None:
-        """Keep the example of a template."""
         templates = slot.templates
         if len(template.example) <= EXAMPLE_BYTES_MAX:
             templates.pop(template.number, None)
@@ -226,7 +218,6 @@ class RowInfos:
         return failures[0] if failures else infos
 
     def templates(self, numbers: Sequence[int]) -> Templates:
-        """The examples of these numbers, as far as they are kept."""
         examples = {
             number: slot.templates[number] for number in numbers for slot in self._slots if number in slot.templates
         }
@@ -246,7 +237,6 @@ class PartialBatches:
         self.rows_out = self.receiving = 0
 
     def problem(self, send: Send) -> Failure | None:
-        """The reason why these rows cannot be posted; None if they can."""
         shares = self._make.num_envs, len(self._slots)
         if self._is_vector and not whole_shares(send.rows, *shares):
             return refusal(split_share(*shares))

@@ -65,7 +65,6 @@ def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
 
 
 def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
-    """A process per env, without a limit."""
     return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, alone=alone)
 
 
@@ -120,7 +119,6 @@ def _separate_if_possible(num_envs: int, each_bytes: int, why: str, machine: Mac
 
 
 def crowded_text(num_envs: int, workers: int) -> str:
-    """The notice about envs that share processes for lack of room."""
     return (
         f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
         "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
@@ -128,7 +126,6 @@ def crowded_text(num_envs: int, workers: int) -> str:
 
 
 def shared_text(what: Iterable[str]) -> str:
-    """The notice about envs whose steps change state that all envs of their process share."""
     return (
         f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: their "
         "results depend on each other; one_per_process=True gives each env a process of its own"
@@ -188,14 +185,12 @@ class WorkerSizing:
     # --- the decision -------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Decide by the first envs, which must all be made."""
         first = [slot.process.first for slot in self._slots if slot.process is not None]
         shares = bool(self._launcher.rules.hosting.shares_process)
         made = [each for each in first if each is not None]
         self._decided(of_first_envs(self._make.num_envs, made, self._machine, shares))
 
     def separate(self, why: str) -> None:
-        """Give each env its own process."""
         self.separated = why == SECOND_FAILED
         self._decided(separate(self._make.num_envs, why, alone=self.separated))
 
@@ -212,7 +207,6 @@ class WorkerSizing:
     # --- what others learn --------------------------------------------------------------------------------------------
 
     def notify_if_crowded(self) -> None:
-        """Notify the client if envs share processes for lack of room."""
         if self.count is not None and self.count.crowded:
             # Event: There is no room for a process per env: envs share processes.
             self._effects.notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))

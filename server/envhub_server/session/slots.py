@@ -92,7 +92,6 @@ class HangDetector:
         self.rest()
 
     def rest(self) -> None:
-        """Note that no env is called."""
         self._turn: tuple[str, int] | None = None
         self._sampled_s = self._waited_s = 0.0
         self._reported = False
@@ -218,12 +217,10 @@ class Slot:
 
     @property
     def stage(self) -> Stage | None:
-        """The stage of its process; None without one."""
         return None if self.process is None else self.process.stage
 
     @property
     def serving(self) -> Process | None:
-        """Its process if the process serves its rows; else None."""
         process = self.process
         return process if process is not None and process.stage is Stage.SERVING else None
 
@@ -280,7 +277,6 @@ class SlotTable:
         return process
 
     def end(self, process: Process) -> None:
-        """Remove a process that has ended."""
         del self._processes[process.number]
         self.spares.pop(process.number, None)
         slot = self._slots[process.place]
@@ -322,7 +318,6 @@ class SlotTable:
 
     @property
     def alive(self) -> bool:
-        """True if at least one process has not ended."""
         return bool(self._processes)
 
 
@@ -349,7 +344,6 @@ class Deadlines:
 
     @property
     def draining(self) -> bool:
-        """True if the hub drains, and the session has not ended yet."""
         return self.drain_by_s != math.inf
 
     def plan_sample(self, now_s: float) -> None:

@@ -107,7 +107,6 @@ def _guarded(method: Method, name: str, following: dict[Phase, tuple[Phase, ...]
 
 
 def handles(*kinds: type) -> Callable[[Method], Method]:
-    """Have an allowed method handle messages of these types in its phases."""
 
     def mark(method: Method) -> Method:
         for kind in kinds:
@@ -211,31 +210,25 @@ class SessionState:
 
     @property
     def recycled(self) -> int:
-        """Number of processes that were recycled."""
         return sum(slot.recycled for slot in self.slots)
 
     @property
     def restarts(self) -> int:
-        """Number of times that its processes have ended or rebuilt an env."""
         return sum(self._restarts.count(slot.index) for slot in self.slots)
 
     @property
     def making(self) -> bool:
-        """True if its envs do not exist yet."""
         return self.phase in MAKING
 
     @property
     def attachable(self) -> bool:
-        """True if another client may take it over."""
         return self.phase not in (Phase.CLOSING, Phase.ENDED)
 
     @property
     def progress(self) -> messages.HeartbeatReply:
-        """The reply to HEARTBEAT: the description of the building envs, with the phase."""
         return replace(self.building.description, phase=self.phase.value)
 
     def expects_end(self, number: int) -> bool:
-        """True if the hub told this process to end."""
         process = self.slots.process(number)
         return self.phase is Phase.CLOSING or (process is not None and process.stage is Stage.LEAVING)
 
@@ -270,18 +263,15 @@ class SessionState:
         rows: tuple[tuple[int, bytes], ...] = (),
         part: tuple[int, ...] | None = None,
     ) -> None:
-        """Answer the pending request, see ``Effects.answer``."""
         self.reply(self.effects.answer, message, arrays, rows, part)
 
     def answer_rows(self, result: tuple[tuple[int, bytes], ...] | Failure) -> None:
-        """Answer the pending request with a blob of some rows, or with the failure."""
         if isinstance(result, Failure):
             self.fail(result)
         else:
             self.answer(messages.Done(), rows=result)
 
     def fail(self, failure: Failure) -> None:
-        """Answer the pending request with a failure."""
         self.reply(self.effects.fail, failure)
 
     def reply(self, effect: Callable[..., None], *reply: Any) -> None:
@@ -338,7 +328,6 @@ class SessionState:
             self.advance_takeover(True)
 
     def forget_last(self) -> None:
-        """Forget the infos and failures of the last request."""
         self.requests.failure = None
         self.infos.forget()
 
@@ -357,7 +346,6 @@ class SessionState:
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
     def take_drive(self) -> None:
-        """Have the hub drive; every row is done."""
         if self.ownership.driver is Driver.CLIENT:
             self.ownership.driver = Driver.HUB
             self.effects.take_drive()

@@ -41,7 +41,6 @@ class Supervision:
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def begin_idle(self) -> None:
-        """Note that the client begins to drive."""
         self._idle_samples = 0
 
     def plan_next_sample(self, samples: bool, idle: bool, now_s: float) -> None:
@@ -56,7 +55,6 @@ class Supervision:
         self._deadlines.sample_at_s = now_s + self._planned_s
 
     def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> None:
-        """Report envs that do not return, and end their processes after their deadlines."""
         for process in self._slots.processes:
             if process.stage is Stage.LEAVING or process.late is not None:
                 continue
@@ -86,11 +84,9 @@ class Supervision:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def measures(self, now_s: float) -> bool:
-        """True if ``on_elapsed`` must have the memory of the processes."""
         return now_s >= self._deadlines.memory_at_s
 
     def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
-        """End the processes that exceed their memory limit."""
         if not self.measures(now_s):
             return
         self._deadlines.memory_at_s = now_s + MEMORY_S
@@ -124,17 +120,14 @@ class EnvClosing:
         self._cut: dict[str, list[int]] = {}  # rows that are not told yet, by the reason
 
     def next_s(self) -> float:
-        """The time at which ``on_elapsed`` is due."""
         killed_s = (process.kill_at_s for process in self._slots.processes)
         return min(self._at_work_until_s, self._look_at_s, self._tell_at_s, *killed_s)
 
     @property
     def waits(self) -> bool:
-        """True if a process has time left."""
         return any(process.kill_at_s < math.inf for process in self._slots.processes)
 
     def ask(self, process: Process, now_s: float) -> None:
-        """Ask a process to close its envs and end."""
         self._note_unclosed(process)
         process.kill_at_s = self._until_s(now_s, 1)
         self._effects.tell(process.number, control.CloseEnvs())

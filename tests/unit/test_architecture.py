@@ -310,12 +310,12 @@ BUDGETS = {
     "envhub/values": (2190, 9),
     "server/envhub_server": (1387, 7),
     "server/envhub_server/catalog": (816, 5),
-    "server/envhub_server/hub": (3110, 12),
+    "server/envhub_server/hub": (2870, 12),
     "server/envhub_server/ipc": (1240, 7),
     "server/envhub_server/memory": (635, 4),
     "server/envhub_server/network": (2684, 11),
     "server/envhub_server/processes": (1610, 6),
-    "server/envhub_server/session": (3740, 14),
+    "server/envhub_server/session": (3490, 14),
     "server/envhub_server/worker": (4820, 20),
 }
 

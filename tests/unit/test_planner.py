@@ -12,7 +12,7 @@ from envhub_server.catalog.registry import EnvFacts
 from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, SessionPlan, Usage
-from envhub_server.network.rights import ANYBODY, OWN_USER, Holder, Quotas
+from envhub_server.network.connections import ANYBODY, OWN_USER, Holder, Quotas
 from envhub_server.session.launcher import Machine
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make

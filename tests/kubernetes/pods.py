@@ -26,23 +26,10 @@ def docker(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 def as_root(folder: Path, program: str) -> None:
     """Run a program of Python as root in a container, with ``folder`` as /volumes and tests/support to import from."""
-    mounts = ["--volume", f"{folder}:/volumes", "--volume", f"{ROOT}/tests/support:/support:ro"]
-    environ = ["--env", "PYTHONPATH=/support", "--env", "PYTHONDONTWRITEBYTECODE=1"]
-    docker(
-        "run",
-        "--rm",
-        "--user",
-        "0:0",
-        "--network",
-        "none",
-        *mounts,
-        *environ,
-        "--entrypoint",
-        "python",
-        IMAGE,
-        "-c",
-        program,
-    )
+    options = ["--rm", "--user", "0:0", "--network", "none", "--entrypoint", "python"]
+    options += ["--volume", f"{folder}:/volumes", "--volume", f"{ROOT}/tests/support:/support:ro"]
+    options += ["--env", "PYTHONPATH=/support", "--env", "PYTHONDONTWRITEBYTECODE=1"]
+    docker("run", *options, IMAGE, "-c", program)
 
 
 @dataclass

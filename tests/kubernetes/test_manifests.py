@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import copy
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import yaml
 from envhub_server.config import HubConfig
 from envhub_server.serve import check_config
 from image_files import HEALTH, config, instruction
-from kubernetes_validate.utils import SchemaNotFoundError
 from manifests import FILES, FOLDER, KUSTOMIZATION, container, objects, one, pod, probes, trainer
 from pages import blocks
 
@@ -69,45 +66,6 @@ def test_manifest_is_valid(file: Path, version: str) -> None:
     assert objects(file)
     for manifest in objects(file):
         check(manifest, version)
-
-
-LABELS = {"labels", "matchLabels", "requests", "limits"}  # maps of which the author chooses the keys
-
-
-def misspelt(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield copies of a manifest, each with one field misspelt, and the place of the field."""
-    if isinstance(value, dict) and not LABELS & {*path[-1:]}:
-        for key, inner in value.items():
-            if "/" in key:  # a label of a Service's selector
-                continue
-            yield (*path, key), {f"{each}x" if each == key else each: value[each] for each in value}
-            for place, changed in misspelt(inner, (*path, key)):
-                yield place, {**value, key: changed}
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            for place, changed in misspelt(inner, (*path, index)):
-                yield place, [*value[:index], changed, *value[index + 1 :]]
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_check_finds_each_misspelt_field(file: Path) -> None:
-    missed = []
-    for manifest in objects(file):
-        for place, changed in misspelt(manifest):
-            try:
-                check(changed, VERSIONS[-1])
-            except (kubernetes_validate.ValidationError, KeyError):  # of a manifest without a kind
-                continue
-            missed.append(place)
-    assert missed == []
-
-
-@pytest.mark.parametrize("field", ["kind", "apiVersion"])
-def test_check_refuses_an_unknown_kind(field: str) -> None:
-    manifest = copy.deepcopy(one("StatefulSet"))
-    manifest[field] += "x"
-    with pytest.raises(SchemaNotFoundError):
-        check(manifest, VERSIONS[-1])
 
 
 # --- with one another -------------------------------------------------------------------------------------------------

@@ -92,19 +92,11 @@ class Faulty(gym.Env[np.ndarray, int]):
         time.sleep(seconds)
 
 
-def faulty(**kwargs: Any) -> gym.Env[Any, Any]:
-    return Faulty(**kwargs)
-
-
 class Wordy(Faulty):
     """Says more of each step than has room beside it."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         return (*super().step(action)[:4], {"story": "x" * 5000})
-
-
-def wordy() -> gym.Env[Any, Any]:
-    return Wordy()
 
 
 class Spoken(Faulty):
@@ -115,10 +107,6 @@ class Spoken(Faulty):
     def step(self, action: str) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         seen, reward, _, truncated, info = super().step(0 if action == "end" else int(action))
         return seen, reward, action == "end", truncated, info
-
-
-def spoken() -> gym.Env[Any, Any]:
-    return Spoken()
 
 
 class FaultyParts(Faulty):
@@ -135,10 +123,6 @@ class FaultyParts(Faulty):
         return {"steps": super().seen(), "said": f"step {self.steps}" * self._repeats}
 
 
-def faulty_parts(**kwargs: Any) -> gym.Env[Any, Any]:
-    return FaultyParts(**kwargs)
-
-
 class Unfinished(FaultyParts):
     """Shows a last part that is wrong, when it is told to."""
 
@@ -152,9 +136,8 @@ class Unfinished(FaultyParts):
         return ({**observation, "well": "no"} if action == RAISE else observation), *rest  # type: ignore[return-value]
 
 
-def unfinished(**kwargs: Any) -> gym.Env[Any, Any]:
-    return Unfinished(**kwargs)
-
-
 def disconnected() -> gym.Env[Any, Any]:
     raise ConnectionError("no arm is connected")
+
+
+faulty, wordy, spoken, faulty_parts, unfinished = Faulty, Wordy, Spoken, FaultyParts, Unfinished

@@ -58,5 +58,4 @@ class Talker(gymnasium.Env[Any, Any]):
         return {"said": str(action), "at": self.at}, float(len(action)), self.at == 4, False, {}
 
 
-def parts(**kwargs: Any) -> gymnasium.Env[Any, Any]:
-    return Parts(**kwargs)
+parts = Parts

@@ -407,58 +407,14 @@ class Nested(gym.Env[Any, Any]):
         }
 
 
-def counter(**kwargs: Any) -> gym.Env[Any, Any]:
-    return Counter(**kwargs)
-
-
-def nested() -> gym.Env[Any, Any]:
-    return Nested()
-
-
-def naughty() -> gym.Env[Any, Any]:
-    return Naughty()
-
-
-def shown() -> gym.Env[Any, Any]:
-    return Shown()
-
-
-def bad_reset() -> gym.Env[Any, Any]:
-    return BadReset()
-
-
 def graphs() -> gym.Env[Any, Any]:
     graph = spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(2))
     parts = {"graph": graph, "sequence": spaces.Sequence(spaces.Text(3)), "one": spaces.OneOf([graph, spaces.Text(2)])}
     return Anything(spaces.Dict(parts), spaces.Tuple([spaces.Text(2), spaces.Discrete(3)]), [{}])
 
 
-def bad_close() -> gym.Env[Any, Any]:
-    return BadClose()
-
-
-def big_endian() -> gym.Env[Any, Any]:
-    return BigEndian()
-
-
-def entangled(**kwargs: Any) -> gym.Env[Any, Any]:
-    return Entangled(**kwargs)
-
-
-def slow_close(**kwargs: Any) -> gym.Env[Any, Any]:
-    return SlowClose(**kwargs)
-
-
-def wrong_shape() -> gym.Env[Any, Any]:
-    return WrongShape()
-
-
 def never_made() -> gym.Env[Any, Any]:
     raise ZeroDivisionError("there is no such world")
-
-
-def anything(**kwargs: Any) -> gym.Env[Any, Any]:
-    return Anything(**kwargs)
 
 
 class OwnSpace(spaces.Space[str]):
@@ -489,31 +445,16 @@ def own_space() -> gym.Env[Any, Any]:
     return Anything(spaces.Dict({"colour": OwnSpace(), "size": spaces.Discrete(3)}), OwnSpace(), [])
 
 
+counter, nested, naughty, shown, entangled, anything = Counter, Nested, Naughty, Shown, Entangled, Anything
+bad_reset, bad_close, slow_close, big_endian, wrong_shape = BadReset, BadClose, SlowClose, BigEndian, WrongShape
+SIMS = "counter nested naughty shown bad_reset graphs bad_close entangled slow_close wrong_shape big_endian never_made"
 OFFERED = [
     "CartPole-v1",
     "Pendulum-v1",
     "Blackjack-v1",
     "HalfCheetah-v5",
     "ALE/Pong-v5",
-    *(
-        f"{name}=sims:{name}"
-        for name in (
-            "counter",
-            "nested",
-            "naughty",
-            "shown",
-            "bad_reset",
-            "graphs",
-            "bad_close",
-            "entangled",
-            "slow_close",
-            "wrong_shape",
-            "big_endian",
-            "never_made",
-            "anything",
-            "own_space",
-        )
-    ),
+    *(f"{name}=sims:{name}" for name in (*SIMS.split(), "anything", "own_space")),
     "hoarder=sims:Hoarder",
     "leaky=sims:Leaky",
     "slowtomake=sims:SlowToMake",

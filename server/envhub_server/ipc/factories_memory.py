@@ -23,10 +23,7 @@ _COUNT, _PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 def held(make: Make) -> tuple[Make, int]:
     """The request without its factories, of which only a digest is left, and the memory that holds them.
 
-    Returns:
-        The message, and a descriptor that the caller owns; -1 where the envs are made by their name.
-
-    Raises ``OSError``.
+    The caller owns the descriptor, which is -1 where the envs are made by their name. Raises ``OSError``.
     """
     if not make.factories:
         return make, -1

@@ -122,18 +122,12 @@ _LEFT_OUT.update(argv=[], setup=b"", allow_pickle=False)
 
 @dataclass(frozen=True)
 class Replay:
-    """The requests of an env until it failed, and how it was made.
+    """The requests of an env until it failed, and how it was made; a failure is described as in ``EnvFailure``."""
 
-    Attributes:
-        build, mapped: what its worker was told; without what is no plain data.
-        python, variables, ld_library_path: the interpreter of its worker.
-        cause, message, exception: as of ``EnvFailure``.
-    """
-
-    build: Dict[str, Any]
+    build: Dict[str, Any]  # what its worker was told, and so in ``mapped``; without what is no plain data
     mapped: Dict[str, Any]
     lacks: List[str]  # what is missing, because it is no plain data, in words; the env cannot be run again without it
-    python: str
+    python: str  # of the interpreter of its worker, and so are the next two
     variables: Dict[str, str]
     ld_library_path: List[str]
     cause: str

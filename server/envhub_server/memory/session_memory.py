@@ -52,18 +52,12 @@ class ArenaBudget:
 
 
 class SessionMemory:
-    """The arena, and the driver that steps in it while the hub drives.
-
-    Attributes:
-        nbytes: how much of it was reserved.
-        descriptor: of the memory, for workers and a client.
-        client_bell: the eventfd by which workers wake the client.
-    """
+    """The arena, and the driver that steps in it while the hub drives."""
 
     def __init__(self, layout: Layout, slots: int, budget: ArenaBudget) -> None:
         """Allocate and map it, within this budget, in which it counts until ``UnreadMemory`` finds it unmapped."""
         self.slot_bells: list[int] = []  # by slot, the eventfd by which the client wakes its process
-        self.client_bell = self.descriptor = -1
+        self.client_bell = self.descriptor = -1  # the eventfd by which workers wake the client; that of the memory
         nbytes = self.nbytes = layout.nbytes()  # the rooms, 8 bytes of a row, are not counted
         if nbytes > budget.left:
             raise OSError(f"of arena_bytes_max {budget.left} are left")
@@ -230,11 +224,9 @@ class UnreadMemory:
     def results(
         self, blobs: Sequence[Blob], separate_frames: bool, budget: ArenaBudget
     ) -> tuple[list[np.ndarray], str]:
-        """The frames of a reply to a call, which count in this budget for as long as they exist, or why they may not.
-
-        The protocol keeps them until the session's next request, and libzmq until its client has read them. Where the
-        client takes ``separate_frames`` and libzmq does not copy them, each is a frame: joining would hold the loop.
-        """
+        """The frames of a reply to a call, which count in this budget while they exist, or why they may not."""
+        # The protocol keeps them until the session's next request, and libzmq until its client has read them. Where the
+        # client takes ``separate_frames`` and libzmq does not copy them, each is a frame: joining would hold the loop.
         self.release()
         nbytes = sum(len(blob) for _, blob in blobs)
         text = f"the results of a call have {nbytes} bytes"
@@ -292,9 +284,8 @@ class UnreadObservations:
         self._sent = {each: refs for each, refs in sent if refs}
         unread = sum(array.nbytes for ref in self._sent.get(client, ()) if (array := ref()) is not None)
         if unread and unread + nbytes > self._bytes_max:
-            return (
-                f"observations of {nbytes} bytes, next to {unread} that were not read; at most {self._bytes_max} wait"
-            )
+            text = f"observations of {nbytes} bytes, next to {unread} that were not read"
+            return f"{text}; at most {self._bytes_max} wait"
         return ""
 
     def add(self, client: object, arrays: Sequence[np.ndarray]) -> None:

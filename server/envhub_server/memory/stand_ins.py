@@ -148,11 +148,7 @@ class StandIns:
         return reports
 
     def _put_info(self, row: int, info: bytes) -> tuple[int, int, list[Event]]:
-        """Store an info, with the objects of the observation that the row repeats.
-
-        Returns:
-            Its length and ``info_template``, and an event with the info if it is too large for the arena.
-        """
+        """Store an info, with the objects of the repeated observation; returns its length, template, and an event."""
         arena = self.memory.arena
         if self.copies is not None:
             info = with_objects(self.copies.last(arena, row), info)

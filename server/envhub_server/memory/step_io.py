@@ -31,21 +31,16 @@ class LeafCompressors:
 
 
 class StepFrames:
-    """Reads the frames of one session's steps, and makes those of the replies.
+    """Reads the frames of one session's steps, and makes those of the replies."""
 
-    Most steps have actions of the same codes, so the sizes that follow from them are computed when the codes change.
-
-    Attributes:
-        codes, arrays: of the last step, as ``ArenaDriver.post`` takes them.
-        out_of_band: whether the last step has actions, or parts of them, that travel out of band.
-    """
+    # Most steps have actions of the same codes, so the sizes that follow from them are computed when the codes change.
 
     def __init__(self, arena: Arena, driver: ArenaDriver) -> None:
         self._arena = arena
         self._driver = driver
         self._sized_codes: bytes | None = None
         self._sizes: list[int] = []
-        self.codes = b""
+        self.codes = b""  # of the last step, as ``ArenaDriver.post`` takes them, and so are ``arrays``
         self.arrays: Sequence[Frame] = ()
         self.out_of_band = False
         self._out_of_band: list[tuple[int, bytes]] = []
@@ -107,12 +102,7 @@ class StepFrames:
     # --- replies ------------------------------------------------------------------------------------------------------
 
     def batch(self, results: bool, large_infos: dict[int, bytes] | None) -> Frames:
-        """The whole batch: observations, ``results`` if wanted, and infos unless ``large_infos`` is None.
-
-        Args:
-            results: whether rewards, terminations and truncations belong to the reply.
-            large_infos: of rows whose info is too large for the arena.
-        """
+        """The whole batch: observations, ``results`` if wanted, and infos unless ``large_infos`` is None."""
         arena = self._arena
         frames: Frames = [*self._driver.observations()]
         if results:

@@ -76,7 +76,7 @@ class ProxyHandle:
                     stdin=subprocess.DEVNULL,
                     env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
-            self._children.spare(self._process.pid)
+            self._children.orphan_reaper.spare(self._process.pid)
             self.pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self._end()
@@ -135,7 +135,7 @@ class ProxyHandle:
             self._process.kill()
             self._process.wait()
         if self._process is not None:
-            self._children.reaped(self._process.pid)
+            self._children.orphan_reaper.reaped(self._process.pid)
         if self._control is not None:
             self._control.close()
         self._process, self._control, self.pidfd, self.reporting = None, None, -1, -1

@@ -121,6 +121,10 @@ class Start:
                 continue
             self.python = self.last.python or self.python
 
+    @property
+    def in_parentheses(self) -> str:
+        return f" (Python {self.python})" if self.python else ""
+
     def at(self) -> str:
         return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
 
@@ -132,28 +136,25 @@ def find(python: str) -> str:
     if os.sep not in python and not os.path.exists(python):
         path_of_command = shutil.which(python)
         if path_of_command is None:
-            raise InterpreterUnusable(
-                f"{hidden(python)}{on_this_machine()}: no such file, and no such command on the PATH"
-            )
+            text = f"{hidden(python)}{on_this_machine()}: no such file, and no such command on the PATH"
+            raise InterpreterUnusable(text)
         return path_of_command
     path = Path(os.path.abspath(os.path.expanduser(python)))
     if path.is_dir():
         programs = [path / "bin" / name for name in ("python", "python3")]
         path = next((each for each in programs if os.path.lexists(each)), path)
-        if path.is_dir():
-            text = "is a folder without bin/python: name an interpreter, a virtual environment or a conda prefix"
-            raise InterpreterUnusable(f"{path}{on_this_machine()} {text}")
-    if not path.exists():
-        if path.is_symlink():
-            base = os.path.realpath(path)
-            text = f"leads to {base}, which is gone: install that Python again, or make this virtual environment again"
-            raise InterpreterUnusable(f"{path}{on_this_machine()} {text}")
-        raise InterpreterUnusable(f"{path}{on_this_machine()}: no such file")
-    if not os.access(path, os.X_OK):
-        raise InterpreterUnusable(
-            f"{path}{on_this_machine()} is not executable; if it is an interpreter: chmod +x {path}"
-        )
-    return str(path)
+    if path.is_dir():
+        problem = " is a folder without bin/python: name an interpreter, a virtual environment or a conda prefix"
+    elif not path.exists() and path.is_symlink():
+        base = os.path.realpath(path)
+        problem = f" leads to {base}, which is gone: install that Python again, or make this virtual environment again"
+    elif not path.exists():
+        problem = ": no such file"
+    elif not os.access(path, os.X_OK):
+        problem = f" is not executable; if it is an interpreter: chmod +x {path}"
+    else:
+        return str(path)
+    raise InterpreterUnusable(f"{path}{on_this_machine()}{problem}")
 
 
 def clean_environment(environ: Environment, names: Collection[str]) -> Environment:
@@ -199,16 +200,9 @@ def not_executed(program: str, error: OSError) -> str:
 
 
 def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
-    """Describe why an interpreter ended before it was ready.
-
-    Args:
-        program: the interpreter's.
-        start: how far it had come.
-        ending: how its process ended, such as "exited with status 1".
-        output: the last that it printed.
-    """
+    """Describe why an interpreter ended before it was ready, such as by "exited with status 1", and printed this."""
     last, named = start.last, f"{program}{on_this_machine()}"
-    python = f" (Python {start.python})" if start.python else ""
+    python = start.in_parentheses
     why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
     if last.problem == "old":
         return f"{named} is Python {start.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
@@ -234,14 +228,13 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
 
 
 def starting(program: str, start: Start) -> str:
-    python = f" (Python {start.python})" if start.python else ""
     at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
-    return f"{program}{on_this_machine()}{python} still starts: {at}"
+    return f"{program}{on_this_machine()}{start.in_parentheses} still starts: {at}"
 
 
 def waits(program: str, start: Start) -> str:
-    python = f" (Python {start.python})" if start.python else ""
-    return f"{program}{on_this_machine()}{python} hangs {start.at()}: run it by hand to see what it waits for"
+    text = f"{program}{on_this_machine()}{start.in_parentheses} hangs {start.at()}"
+    return f"{text}: run it by hand to see what it waits for"
 
 
 class UnsafeFolder(ValueError):
@@ -257,44 +250,23 @@ BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
 
 
 class ZygoteProcess:
-    """A process that executes the bootstrap of workers.
-
-    Attributes:
-        hub: the hub's name in the marks of its processes.
-        process: the process.
-        pidfd: readable once the process has ended.
-        flags: the options of its interpreter.
-        control: the socket for control messages.
-        said: the pipe by which the bootstrap says how far it has come.
-        outputs: the pipes of its stdout and its stderr, which ``WorkerOutput`` owns once it reads them.
-    """
+    """A process that executes the bootstrap of workers."""
 
     def __init__(
         self,
         hub: str,
         program: str,
-        environ: Environment,
-        folder: str = "",
-        libraries: Sequence[str] = (),
-        guarded: int = 0,
-        imports: str = "",
+        environ: Environment,  # without its mark
+        folder: str = "",  # its working directory; empty for the hub's
+        libraries: Sequence[str] = (),  # that it imports for all workers that it forks
+        guarded: int = 0,  # how many running workers it is about to guard
+        imports: str = "",  # the folder from which workers import what is nowhere else; empty for none
         flags: tuple[str, ...] = (),
     ) -> None:
-        """Start the process. Raises ``OSError`` and leaves nothing behind.
-
-        Args:
-            hub: as the attribute.
-            program: the interpreter's.
-            environ: its environment variables, without its mark.
-            folder: its working directory; empty for the hub's.
-            libraries: that it imports for all workers that it forks.
-            guarded: the number of running workers that it is about to guard.
-            imports: the folder from which workers import what is nowhere else; empty for none.
-            flags: options of the interpreter.
-        """
-        self.hub, self.flags = hub, flags
+        """Start the process. Raises ``OSError`` and leaves nothing behind."""
+        self.hub, self.flags = hub, flags  # the hub's name in the marks of its processes; options of the interpreter
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as far_ends:
-            self.control, control = socket.socketpair()
+            self.control, control = socket.socketpair()  # for control messages
             undo.callback(self.control.close)
             far_ends.callback(control.close)
             self.control.setblocking(False)
@@ -305,6 +277,7 @@ class ZygoteProcess:
                 far_ends.callback(os.close, far)
                 os.set_blocking(near, False)
                 pipes.append((near, far))
+            # By ``said`` the bootstrap says how far it has come; ``WorkerOutput`` owns the outputs once it reads them.
             (self.said, *self.outputs), (said, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), said, os.getpid(), guarded))
             with blocked():
@@ -319,7 +292,7 @@ class ZygoteProcess:
                 )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
-            self.pidfd = os.pidfd_open(self.process.pid)
+            self.pidfd = os.pidfd_open(self.process.pid)  # readable once the process has ended
             undo.pop_all()
 
     def discard(self) -> None:

@@ -63,14 +63,9 @@ class OrphanReaper:
         self._ended[pid] = time.monotonic() + REMEMBERED_S
 
     def sweep(self, others: Collection[int], workers: Collection[int], births: bool) -> None:
-        """Reap orphans that have exited, and end orphans whose worker has ended.
-
-        Args:
-            others: pids of children that are reaped elsewhere.
-            workers: pids of the workers that live.
-            births: True if there may be workers whose pid the hub does not know yet. Then nothing is reaped, and only
-                orphans of workers that ended lately are ended.
-        """
+        """Reap orphans that have exited, and end orphans whose worker has ended; ``others`` are reaped elsewhere."""
+        # With ``births`` there may be workers whose pid the hub does not know yet: then nothing is reaped, and only
+        # orphans of workers that ended lately are ended.
         now_s = time.monotonic()
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
         before, self._adopted = self._adopted, {}
@@ -86,11 +81,7 @@ class OrphanReaper:
                 process_marks.kill_tree(pid)
 
     def by_worker(self, others: Collection[int]) -> Mapping[int, Sequence[int]]:
-        """The orphans by the pid of the worker that started them, as far as the kernel lists children.
-
-        Args:
-            others: pids of children that are not orphans.
-        """
+        """The orphans by the pid of the worker that started them, as far as the kernel lists children."""
         orphans: dict[int, list[int]] = {}
         for pid in process_marks.listed_children(os.getpid()) or ():
             if pid in others:
@@ -130,11 +121,7 @@ log = Logger("envhub.supervisor")
 
 
 class Supervisor:
-    """Starts the zygotes and the workers, and ends all processes that they leave behind.
-
-    Attributes:
-        message_bytes_max, message_limits: a worker that sends a larger message is ended.
-    """
+    """Starts the zygotes and the workers, and ends all processes that they leave behind."""
 
     def __init__(
         self,
@@ -144,11 +131,9 @@ class Supervisor:
         private: bool = False,
         zygote: ZygoteProcess | None = None,
     ) -> None:
-        """Make this process the subreaper of its descendants; workers have this environment, and report to ``events``.
-
-        The envs of a ``private`` hub are its own program's, and may say more at once. ``zygote`` runs already, under
-        this interpreter and in this environment, and forks the first workers; without it one is started for them.
-        """
+        """Make this process the subreaper of its descendants; workers have this environment."""
+        # A ``zygote`` runs already, under this interpreter and in this environment, and forks the first workers.
+        # A worker that sends a larger message is ended.
         self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self.message_limits = KNOWN if private else WORKER_LIMITS
         self.private = private  # whether the envs are those of its own program
@@ -156,7 +141,7 @@ class Supervisor:
         self._environ = environ
         # The hub's name in the marks of its processes.
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub
-        self._orphan_reaper = OrphanReaper(self.hub)
+        self.orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.poller = poller
         as_events = writes_json() and not private  # what envs print there is the program's own output
@@ -182,17 +167,8 @@ class Supervisor:
         environ: Environment | None = None,
         libraries: Sequence[str] = (),
     ) -> list[WorkerHandle]:
-        """Start these workers of a session under this interpreter, or report soon why it cannot be used.
-
-        Args:
-            session: the session.
-            numbers: of its workers.
-            key: its interpreter.
-            environ: of the session's program, if it has one.
-            libraries: shared ones that its envs import: the workers have them from their zygote.
-
-        Raises ``OSError``.
-        """
+        """Start these workers of a session under this interpreter, or report soon why it cannot be used."""
+        # ``environ`` is that of the session's program, if it has one. The workers have the libraries from their zygote.
         self.memory_kills.forget()
         workers: list[WorkerHandle] = []
         try:
@@ -303,20 +279,14 @@ class Supervisor:
     def on_end(self, worker: WorkerHandle) -> None:
         self._workers.discard(worker)
         if worker.pid is not None:
-            self._orphan_reaper.worker_ended(worker.pid)
+            self.orphan_reaper.worker_ended(worker.pid)
             self._unswept.append(worker.pid)
         self.reap_orphans()
 
     # --- orphans ----------------------------------------------------------------------------------------------------
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
-        return self._orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
-
-    def spare(self, pid: int) -> None:
-        self._orphan_reaper.spare(pid)
-
-    def reaped(self, pid: int) -> None:
-        self._orphan_reaper.reaped(pid)
+        return self.orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
 
     def reap_orphans(self) -> None:
         """Sweep orphans in the next turn of the loop: once, however many workers end in this turn."""
@@ -327,7 +297,7 @@ class Supervisor:
         workers = set(self._pids())
         others = workers | {zygote.pid for zygote in self._zygotes()}
         try:
-            self._orphan_reaper.sweep(others, workers, births=len(workers) < len(self._workers))
+            self.orphan_reaper.sweep(others, workers, births=len(workers) < len(self._workers))
         except OSError as error:  # no descriptor or memory left; the next child that ends causes another sweep
             # Event: Processes that envs have left could not be looked for.
             log.warning("orphan_sweep_failed", why=str(error))
@@ -346,7 +316,7 @@ class Supervisor:
             zygote.reap()
         self._in_use.clear()
         self._retired.clear()
-        self._orphan_reaper.end_all()
+        self.orphan_reaper.end_all()
         for stream in self.streams:
             stream.close()
         self.poller.unregister(self._sweep_bell)

@@ -226,7 +226,6 @@ class WorkerHandle:
 
     @property
     def log_tail(self) -> str:
-        """The last of its stdout, followed by the last of its stderr; 16 KiB in all."""
         return self._output.tail
 
     def send(self, message: object, *descriptors: int) -> None:

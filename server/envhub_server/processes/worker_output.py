@@ -107,7 +107,8 @@ class OutputStream:
         self._poller = poller
         self._writer = NonblockingWriter(descriptor)
         self._tails: dict[int, bytearray] = {}  # the last bytes of each pipe
-        self._held = b""  # read from pipes and not yet written
+        # Read from pipes and not yet written; while there is any, no pipe is read, and what prints may have to wait.
+        self.held = b""
         self._given_up = False
         self._dropped = 0  # bytes, not logged yet: the stream had no reader, or one that reads nothing
         self._pipes, self._room = select.epoll(), select.epoll()
@@ -115,10 +116,6 @@ class OutputStream:
         self._room.register(self._timer.fileno(), select.EPOLLIN)
         poller.register(self._pipes.fileno(), self)
         poller.register(self._room.fileno(), self)
-
-    @property
-    def is_paused(self) -> bool:
-        return bool(self._held)
 
     def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
         """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on."""
@@ -149,7 +146,7 @@ class OutputStream:
             return
         for pipe, _ in self._pipes.poll(0, PIPES_PER_TURN):
             self._read(pipe)
-            if self._held:
+            if self.held:
                 return
 
     def _read(self, pipe: int) -> int:
@@ -167,16 +164,16 @@ class OutputStream:
         return len(chunk)
 
     def _write(self, chunk: bytes) -> None:
-        taken = 0 if self._held else self._writer.write(chunk)
+        taken = 0 if self.held else self._writer.write(chunk)
         rest = chunk[taken:]
         if not rest:
             self._log_dropped()
-        elif self._given_up or self._writer.gone or len(self._held) + len(rest) > HELD_BYTES_MAX:
+        elif self._given_up or self._writer.gone or len(self.held) + len(rest) > HELD_BYTES_MAX:
             self._dropped += len(rest)
-        elif self._held:
-            self._held += rest
+        elif self.held:
+            self.held += rest
         else:
-            self._held = rest
+            self.held = rest
             self._pause()
 
     def _pause(self) -> None:
@@ -187,13 +184,13 @@ class OutputStream:
 
     def _on_room(self) -> None:
         expired = self._timer.expired()
-        taken = self._writer.write(self._held)
-        self._held = self._held[taken:]
-        if self._held and (self._writer.gone or (expired and not taken)):
+        taken = self._writer.write(self.held)
+        self.held = self.held[taken:]
+        if self.held and (self._writer.gone or (expired and not taken)):
             self._given_up = True
-            self._dropped += len(self._held)
-            self._held = b""
-        if self._held:
+            self._dropped += len(self.held)
+            self.held = b""
+        if self.held:
             if taken:
                 self._timer.start(PATIENCE_S)
             return
@@ -213,9 +210,9 @@ class OutputStream:
         """Write the held output, as far as its reader reads in time, and stop."""
         self._timer.start(0)
         deadline_s = time.monotonic() + LAST_S
-        while self._held and not self._writer.gone and (left_s := deadline_s - time.monotonic()) > 0:
+        while self.held and not self._writer.gone and (left_s := deadline_s - time.monotonic()) > 0:
             self._room.poll(left_s)
-            self._held = self._held[self._writer.write(self._held) :]
+            self.held = self.held[self._writer.write(self.held) :]
         for waited in (self._pipes, self._room):
             self._poller.unregister(waited.fileno())
             waited.close()
@@ -248,7 +245,7 @@ class WorkerOutput:
     @property
     def is_paused(self) -> bool:
         """True while the hub does not read all of it, and the worker may have to wait until it can print."""
-        return any(stream.is_paused for stream, _ in self._readers)
+        return any(stream.held for stream, _ in self._readers)
 
     @property
     def tail(self) -> str:

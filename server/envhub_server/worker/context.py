@@ -233,18 +233,13 @@ class HostedEnvs:
 
 
 class ProgressWord:
-    """Stores the word; the stepper stores it without a call, because it does so for every row.
+    """Stores the word; the stepper stores it without a call, because it does so for every row."""
 
-    Attributes:
-        words: of all workers, each at its first row.
-        at: the index of this worker's word.
-        turn: counts the calls of envs; its lower bits are free for those of the group that is called.
-    """
-
-    words: Any
+    words: Any  # of all workers, each at its first row
 
     def __init__(self) -> None:
-        self.at = self.turn = 0
+        self.at = 0  # the index of this worker's word
+        self.turn = 0  # counts the calls of envs; its lower bits are free for those of the group that is called
 
     def attach(self, arena: Arena, at: int) -> None:
         self.words, self.at = arena.turn.data, at

@@ -37,8 +37,17 @@ _known_variables: dict[str, str] = {}  # the environment of the zygote without i
 def adopt_environment(build: Any) -> dict[str, str]:
     """Take over the paths, folder and variables of the program and the session, before anything is imported."""
     # Return the variables of this process, without those that identify it.
-    if build.sys_path:
-        _adopt_program(build)
+    if build.sys_path:  # as far as a running process can
+        sys.path[:] = build.sys_path
+        if build.environ != _known_variables:  # usually they are equal: a zygote starts with its program's environment
+            _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
+        os.chdir(build.cwd)
+        if build.argv:
+            sys.argv[:] = build.argv
+        if build.levels:
+            adopt_levels(codec.decode(build.levels))
+        if build.authkey:
+            importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
     os.environ.update(build.variables)
     return {**(build.environ if build.sys_path else _known_variables), **build.variables}
 
@@ -60,22 +69,18 @@ def factories(build: Any, memory: int = -1) -> Any:
     return named(build)
 
 
-class PickledFactories:
+class PickledFactories(dict):  # type: ignore[type-arg]  # Python 3.8
     """The pickled factories of a worker, by row: each is loaded when it is first used."""
 
     def __init__(self, descriptor: int) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self._loaded: dict[int, Any] = {}
 
-    def __getitem__(self, row: int) -> Any:
-        if row not in self._loaded:
-            self._load(row)
-        return self._loaded[row]
-
-    def _load(self, row: int) -> None:
+    def __missing__(self, row: int) -> Any:
         with pickle_of(self._descriptor, row) as (pickled, alone), _names_explained():
             loaded = pickle.loads(pickled)  # noqa: S301  only ever sent to workers, never read by the hub
-        self._loaded.update({row: loaded} if alone else enumerate(loaded))
+        self.update({row: loaded} if alone else enumerate(loaded))
+        return self[row]
 
 
 @contextlib.contextmanager
@@ -124,16 +129,12 @@ def modules_of(build: Any) -> list[str]:
 
 def named(build: Any) -> Any:
     if build.shares:
-        return dict.fromkeys(build.rows, _vector_factory(build))
+        kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
+        is_factory = _is_factory(build)
+        make = partial(_load(build.entry), **kwargs) if is_factory else gym_compat.vector_factory(build.name, kwargs)
+        return dict.fromkeys(build.rows, make)
     each = dict(zip(build.rows, build.kwargs_each))
     return {row: partial(_make, build, each.get(row, build.kwargs)) for row in build.rows}
-
-
-def _vector_factory(build: Any) -> Any:
-    kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
-    if _is_factory(build):
-        return partial(_load(build.entry), **kwargs)
-    return gym_compat.vector_factory(build.name, kwargs)
 
 
 def _is_factory(build: Any) -> bool:
@@ -160,9 +161,8 @@ def _make(build: Any, encoded: bytes) -> Any:
 
 def source_of(factory: Any) -> bytes:
     """The encoded name of a pickled factory: ``[entry, kwargs]`` with an encoded map of arguments."""
-    # Three kinds of factories have an empty entry, and the ``repr`` of their function instead of the arguments: without
-    # a name, such as a lambda; with arguments that the codec cannot carry; or with more than ``SOURCE_BYTES_MAX`` bytes
-    # of arguments, because the hub keeps them.
+    # The entry is empty, and the ``repr`` of the function in place of the arguments, if it has no name, or arguments
+    # that the codec cannot carry or that are large, because the hub keeps them.
     function, args, kwargs = factory, (), {}
     if isinstance(factory, partial):
         function, args, kwargs = factory.func, factory.args, factory.keywords
@@ -204,19 +204,6 @@ def _load(entry: str) -> Any:
         return getattr(imported, name)
     except AttributeError as error:
         raise AttributeError(f"{error}{meant(name, dir(imported))}") from None
-
-
-def _adopt_program(build: Any) -> None:
-    sys.path[:] = build.sys_path
-    if build.environ != _known_variables:  # usually they are equal: a zygote starts with its program's environment
-        _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
-    os.chdir(build.cwd)
-    if build.argv:
-        sys.argv[:] = build.argv
-    if build.levels:
-        adopt_levels(codec.decode(build.levels))
-    if build.authkey:
-        importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
 
 
 def _replace_variables(wanted: dict[str, str]) -> None:
@@ -306,11 +293,8 @@ def adopt_levels(levels: Any) -> None:
 
 def _filter(action: str, message: Any, categories: Any, module: Any, line: int) -> tuple[Any, ...]:
     kinds = tuple(map(_category, categories))
-    return action, _matched(message), kinds[0] if len(kinds) == 1 else kinds, _matched(module), line
-
-
-def _matched(text: Any) -> Any:
-    return re.compile(*text) if isinstance(text, list) else text
+    message, module = (re.compile(*text) if isinstance(text, list) else text for text in (message, module))
+    return action, message, kinds[0] if len(kinds) == 1 else kinds, module, line
 
 
 def _category(named: str) -> type:

@@ -74,7 +74,7 @@ def adapt(env: Any) -> Any:
     if isinstance(env, GymEnv):
         return env
     # The class is asked: wrappers of Gymnasium 0.29 warn about attributes that their env does not have.
-    if hasattr(type(env), "set_wrapper_attr") and not _is_of_gym(type(env)):
+    if hasattr(type(env), "set_wrapper_attr") and not _is_of_gym(type(env), "Env"):
         return env
     _insert_steps(env)
     return GymEnv(env)
@@ -102,9 +102,9 @@ def _version(package: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", package.__version__)[:2])
 
 
-def _is_of_gym(kind: type) -> bool:
-    """True if it extends ``gym.Env``; the class is compared by name, because gym may not be installed."""
-    return any(each.__name__ == "Env" and each.__module__ == "gym.core" for each in kind.__mro__)
+def _is_of_gym(kind: type, name: str) -> bool:
+    """True if it extends ``gym``'s class of this name; compared by name, because gym may not be installed."""
+    return any(each.__name__ == name and each.__module__ == "gym.core" for each in kind.__mro__)
 
 
 def _layers(env: Any) -> Iterator[Any]:
@@ -121,12 +121,8 @@ def _insert_steps(env: Any) -> None:
     if not limited or _version(sys.modules["gym"]) < (0, 26):
         return
     for wrapper, inside in zip(layers, layers[1:]):
-        if _is_wrapper(wrapper) and not _is_wrapper(inside):
+        if _is_of_gym(type(wrapper), "Wrapper") and not _is_of_gym(type(inside), "Wrapper"):
             wrapper.env = Steps(inside)
-
-
-def _is_wrapper(env: Any) -> bool:
-    return any(each.__name__ == "Wrapper" and each.__module__ == "gym.core" for each in type(env).__mro__)
 
 
 def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
@@ -190,10 +186,8 @@ class Steps:
                 return
         if not self._warned:
             self._warned = True
-            api.logger.warn(
-                f"{shown(self.env, 100)} takes no seed: its reset has no argument `seed`, and it has no method `seed` "
-                "with an argument. Its factory has to seed it"
-            )
+            text = f"{shown(self.env, 100)} takes no seed: its reset has no argument `seed`, and it has no method "
+            api.logger.warn(f"{text}`seed` with an argument. Its factory has to seed it")
 
     def step(self, action: Any) -> Any:
         """Follow Gymnasium's interface; raises ``TypeError``."""
@@ -202,9 +196,8 @@ class Steps:
         if len(outcome) == 5:
             return outcome
         if len(outcome) != 4:
-            raise TypeError(
-                f"step of {shown(self.env, 100)} returned {len(outcome)} values; gym has 4, and Gymnasium 5"
-            )
+            text = f"step of {shown(self.env, 100)} returned {len(outcome)} values"
+            raise TypeError(f"{text}; gym has 4, and Gymnasium 5")
         observation, reward, done, info = outcome
         info = dict(info)
         truncated = bool(info.pop("TimeLimit.truncated", False))

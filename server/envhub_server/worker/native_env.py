@@ -49,12 +49,7 @@ class Share(NamedTuple):
 
 
 class NativeEnv:
-    """A ``gymnasium.vector.VectorEnv``: one seed for all of its envs.
-
-    Attributes:
-        observation_space, action_space, metadata, render_mode, spec: of one of its envs.
-        share: which envs of the session it has.
-    """
+    """A ``gymnasium.vector.VectorEnv``: one seed for all of its envs; its spaces and spec are those of one env."""
 
     knows_masks = False  # whether envs of its class take a mask of those that a reset is for
 
@@ -95,14 +90,7 @@ class NativeEnv:
         return (*results, join_infos(infos))
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
-        """Reset all envs. Raises ``ValueError``.
-
-        Args:
-            seeds: one per env.
-            num_envs: of the session.
-            options: for all envs.
-            rebuilt: whether the seeds are those of envs that were built again, and not the program's.
-        """
+        """Reset all envs of the session's ``num_envs``; ``rebuilt`` if the seeds are not the program's."""
         seed = seeds[0] if rebuilt else self.share.seed_of(seeds, num_envs)
         return self._reset(seed=seed, options=options)
 
@@ -111,15 +99,7 @@ class NativeEnv:
         return observations, join_infos(infos)
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
-        """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only.
-
-        Args:
-            chosen: which.
-            seeds: one per env, None for those that are not reset.
-            options: for all of them.
-
-        Raises ``ValueError``.
-        """
+        """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only."""
         if not self.takes_masks:
             raise ValueError(
                 f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none: it has no reset_mask"

@@ -27,12 +27,7 @@ _OWN = frozenset(
 
 
 def as_gymnasium(made: Any, source: str) -> Any:
-    """The env itself, or an adapter with Gymnasium's interface. Raises ``TypeError``.
-
-    Args:
-        made: the object that a factory returned.
-        source: the factory's name for an error.
-    """
+    """The env itself that a factory of this name returned, or an adapter with Gymnasium's interface."""
     if takes_turns(made) and (getattr(made, "metadata", None) or {}).get("is_parallelizable"):
         made = import_module("pettingzoo.utils.conversions").aec_to_parallel(made)
     if problem := unfit(made):
@@ -57,7 +52,6 @@ class Converted(api.Env):  # type: ignore[misc]
 
     @property
     def np_random_seed(self) -> int:
-        """The last seed that the env was reset with; -1 before the first."""
         return self._seed
 
     def has_wrapper_attr(self, name: str) -> bool:
@@ -98,6 +92,7 @@ class DmEnv(Converted):
             self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / env.control_timestep())}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        # Such an env takes no options, and only those of dm_control take seeds.
         if seed is not None:
             self._reseed(seed)
         return _arrays(self.env.reset().observation, self._observation_spec), {}
@@ -105,10 +100,8 @@ class DmEnv(Converted):
     def _reseed(self, seed: int) -> None:
         random = self._random_state()
         if random is None:
-            api.logger.warn(
-                f"{shown(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`: its "
-                "factory has to seed it"
-            )
+            text = f"{shown(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`"
+            api.logger.warn(f"{text}: its factory has to seed it")
         else:
             random.seed(seed)
         self._seed = seed
@@ -155,12 +148,10 @@ def _space(spec: Any) -> Any:
     dtype = np.dtype(spec.dtype)
     if hasattr(spec, "minimum"):
         low, high = spec.minimum, spec.maximum
-    elif dtype.kind == "f":
-        low, high = -np.inf, np.inf
+    elif dtype.kind in "fb":
+        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1)
     elif dtype.kind in "iu":
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    elif dtype.kind == "b":
-        low, high = 0, 1
     else:
         raise TypeError(f"{shown(spec, 200)} has no space in Gymnasium: only specs of numbers have one")
     bounds = (np.broadcast_to(bound, spec.shape).astype(dtype) for bound in (low, high))
@@ -224,12 +215,11 @@ class ParallelEnv(Converted):
         except (TypeError, ValueError) as error:
             kind = f"a {type(results).__name__}"
             returned = f"a tuple of {len(results)}" if isinstance(results, tuple) else kind
-            raise TypeError(
-                f"step of {shown(self.env, 100)} returned {returned}, and not observations, rewards, terminations, "
-                "truncations and infos by agent"
-            ) from error
+            text = f"step of {shown(self.env, 100)} returned {returned}, and not observations, rewards, terminations, "
+            raise TypeError(f"{text}truncations and infos by agent") from error
         self._note_ends(acting, terminations, truncations)
-        ended = not any(self._alive(agent) for agent in self.env.agents)
+        keys = [self._keys[agent] for agent in self.env.agents]
+        ended = all(self._terminations.get(key) or self._truncations.get(key) for key in keys)
         terminated = ended and all(self._terminations.values())
         by_agent = {
             "rewards": {key: self._reward(agent, rewards) for agent, key in self._keys.items()},
@@ -261,10 +251,6 @@ class ParallelEnv(Converted):
                 self._terminations[self._keys[agent]] = self._truncations[self._keys[agent]] = False
         self._terminations.update({self._keys[agent]: bool(ended) for agent, ended in terminations.items()})
         self._truncations.update({self._keys[agent]: bool(ended) for agent, ended in truncations.items()})
-
-    def _alive(self, agent: Any) -> bool:
-        key = self._keys[agent]
-        return not (self._terminations.get(key) or self._truncations.get(key))
 
     def _among(self, agents: Collection[Any]) -> np.ndarray:
         present = {*agents}

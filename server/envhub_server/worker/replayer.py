@@ -167,11 +167,7 @@ def _notes(blob: bytes) -> Iterator[list[Any]]:
 
 
 def _debug(debugger: pdb.Pdb, env: Any, kind: str, run: Callable[[], object]) -> bool:
-    """Make the call in the debugger, which stops where the env's own ``step`` or ``reset`` begins if that is Python.
-
-    Returns:
-        Whether the call has ended, and the debugger was not left before.
-    """
+    """Make the call in the debugger, which stops where the env's own method begins; False if the debugger was left."""
     method = getattr(type(innermost(env)), kind, None)
     try:
         file, line = inspect.getsourcefile(method), inspect.getsourcelines(method)[1]  # type: ignore[arg-type]

@@ -44,13 +44,9 @@ def load(library: str) -> None:
 
 
 def reseed(numbers: Sequence[int] = (), *place: int, unless_seeded: bool = False) -> None:
-    """Seed the process's generators, since envs must not draw the same numbers.
-
-    Args:
-        numbers: for NumPy's generator and for Python's; by default the system's.
-        place: numbers of the env and its incarnation, which the seeds depend on, too.
-        unless_seeded: leave a generator that something else has seeded since this function did.
-    """
+    """Seed the process's generators, since envs must not draw the same numbers."""
+    # By ``numbers`` for NumPy's generator and for Python's, by default the system's, and by the ``place``: of the env
+    # and its incarnation. With ``unless_seeded``, leave a generator that something else has seeded since then.
     first, second = (
         int(np.random.SeedSequence(number, spawn_key=place).generate_state(1)[0])
         for number in numbers or [int.from_bytes(os.urandom(8), "little")] * 2

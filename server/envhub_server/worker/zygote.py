@@ -21,7 +21,7 @@ import socket
 import time
 import traceback
 import warnings
-from typing import Any, Callable, cast
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -59,53 +59,44 @@ def warm_up() -> bool:
         worker = Worker(channel, Host())
         stack.callback(worker.close)
         try:
-            _WarmUp(hub, channel, worker).run()
+            _step_in(worker, hub, channel)
         except Exception:
             return False
     return True
 
 
-class _WarmUp:
-    def __init__(self, hub: Channel, channel: Channel, worker: Worker) -> None:
-        self._hub, self._channel, self._worker = hub, channel, worker
+def _step_in(worker: Worker, hub: Channel, channel: Channel) -> None:
+    """Have this worker make, reset, step and close an env, as a hub at the other end of its channel would."""
 
-    def run(self) -> None:
-        self._tell(control.Build(0, [0], ENV, b"", b"", "", [], "NextStep", True, columns=True))
-        arena = self._map(self._heard(control.Built))
-        for column in arena.action_codes:
-            column[:] = actions.DTYPES.index(np.dtype(np.int64))
-        self._tell(control.Serve())
-        arena.post(OP_RESET)
-        self._tell(control.ResetRows([0], [SEED], codec.encode({})))
-        for _ in range(STEPS):
-            arena.post(OP_STEP)
-            self._worker.serve_rows()
-        self._tell(control.CloseEnvs())
+    def tell(message: object, descriptors: Sequence[int] = ()) -> None:
+        hub.send(message, descriptors)
+        for each in channel.receive() or ():
+            worker.handle(each)
 
-    def _map(self, built: Any) -> Arena:
-        leaves = built.observation_leaves, built.action_leaves
-        spaces = built.observation_spaces[0], built.action_space
-        mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, TRACE_BYTES)
-        layout = mapped.layout()
-        memory = allocate(layout)
-        arena = Arena(layout, memory)
-        arena.format(epoch=1)
-        heard, rung = os.pipe()  # Python has no eventfd before 3.10
-        os.set_blocking(rung, False)  # it is never read, and has room for all rings
-        traced = replay_file.allocate(replay_file.layout_of(1, False, layout.actions, TRACE_BYTES))
-        descriptors = control.ArenaDescriptors(memory, heard, heard, rung, rung, traced)
-        self._tell(mapped, descriptors.sent)
-        for descriptor in (memory, heard, rung, traced):
-            os.close(descriptor)
-        return arena
-
-    def _tell(self, message: Any, descriptors: Any = ()) -> None:
-        self._hub.send(message, descriptors)
-        for each in cast("list[Any]", self._channel.receive()):
-            self._worker.handle(each)
-
-    def _heard(self, kind: type) -> Any:
-        return next(message for message in cast("list[Any]", self._hub.receive()) if isinstance(message, kind))
+    tell(control.Build(0, [0], ENV, b"", b"", "", [], "NextStep", True, columns=True))
+    built: Any = next(message for message in hub.receive() or () if isinstance(message, control.Built))
+    leaves = built.observation_leaves, built.action_leaves
+    spaces = built.observation_spaces[0], built.action_space
+    mapped = control.MapArena(1, *leaves, INFO_BYTES, *spaces, "same", 0, TRACE_BYTES)
+    layout = mapped.layout()
+    memory = allocate(layout)
+    arena = Arena(layout, memory)
+    arena.format(epoch=1)
+    heard, rung = os.pipe()  # Python has no eventfd before 3.10
+    os.set_blocking(rung, False)  # it is never read, and has room for all rings
+    traced = replay_file.allocate(replay_file.layout_of(1, False, layout.actions, TRACE_BYTES))
+    tell(mapped, control.ArenaDescriptors(memory, heard, heard, rung, rung, traced).sent)
+    for descriptor in (memory, heard, rung, traced):
+        os.close(descriptor)
+    for column in arena.action_codes:
+        column[:] = actions.DTYPES.index(np.dtype(np.int64))
+    tell(control.Serve())
+    arena.post(OP_RESET)
+    tell(control.ResetRows([0], [SEED], codec.encode({})))
+    for _ in range(STEPS):
+        arena.post(OP_STEP)
+        worker.serve_rows()
+    tell(control.CloseEnvs())
 
 
 ADOPTION_POLL_S = 0.0002

@@ -45,8 +45,7 @@ from envhub_client.session.options import (
     ObservationMode,
     SessionOptions,
 )
-from envhub_client.session.session import Session
-from envhub_client.session.vector_session import VectorSession
+from envhub_client.session.session import Session, VectorSession
 
 Hubs = str | Secret[str] | tuple[str | Secret[str], ...]
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]

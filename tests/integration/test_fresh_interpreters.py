@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-
-import pytest
 
 # --- what an import costs ---------------------------------------------------------------------------------------------
 
@@ -43,70 +40,3 @@ def test_vector_envs_by_address_need_no_library_of_servers() -> None:
     loaded = loaded_by("import envhub; envhub.make_vec")
     assert "gymnasium" in loaded
     assert not loaded & ({*SERVER_LIBRARIES, "msgspec", "ray", "envhub_server"} - {"gymnasium"})
-
-
-# --- the same in every run -----------------------------------------------------------------------------------------
-
-PROGRAM = """
-import functools, gymnasium
-from envhub_client.session.factories import factories_digest
-
-ENV = "CartPole-v1"
-
-class Sim(gymnasium.Env):
-    def step(self, action):
-        return self.wait({wait})
-
-def wrapped(rank, seed):
-    def make():
-        env = gymnasium.make(ENV)
-        env.reset(seed=seed + rank)
-        return Sim() if rank < 0 else env
-    return make
-
-print(factories_digest([wrapped(rank, 1) for rank in range(3)]))
-print(factories_digest([lambda: Sim()] * 2))
-print(factories_digest([functools.partial(Sim, options={{"a", "b", "c"}})]))
-"""
-
-
-def digests(wait: float) -> list[str]:
-    program = [sys.executable, "-c", PROGRAM.format(wait=wait)]
-    return subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-
-
-def test_digest_is_the_same_in_every_run_of_a_program_and_another_once_that_is_changed() -> None:
-    first = digests(0.002)
-    assert first == digests(0.002) and len(set(first)) == 3
-    assert all(before != after for before, after in zip(first, digests(0.01), strict=True))
-
-
-SHOWN = "import json, sys; print(json.dumps([list(sys.flags), sys.warnoptions, sys._xoptions]))"
-OF_THIS = "from envhub_client.private_hub.program_environment import own_flags"
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        ["-OO", "-B", "-bb", "-s", "-E"],
-        ["-I", "-X", "dev", "-X", "utf8=0", "-W", "error::DeprecationWarning", "-W", "ignore"],
-        ["-Wonce", "-Xint_max_str_digits=5000"],
-    ],
-    ids=" ".join,
-)
-def test_interpreter_with_the_options_of_another_has_its_flags(flags: list[str]) -> None:
-    printed = f"import sys; sys.path += {sys.path}; {OF_THIS}; import json; print(json.dumps(own_flags())); {SHOWN}"
-    first = subprocess.run([sys.executable, *flags, "-c", printed], capture_output=True, text=True, check=True)
-    found, shown = map(json.loads, first.stdout.splitlines())
-    again = subprocess.run([sys.executable, *found, "-c", SHOWN], capture_output=True, text=True, check=True)
-    assert json.loads(again.stdout) == shown
-
-
-# --- limits of a process ----------------------------------------------------------------------------------------------
-
-
-def test_older_libzmq_is_refused() -> None:
-    program = "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4); import envhub.transport.sockets"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 1 and "ImportError: EnvHub needs libzmq 4.3.5 or later" in found.stderr

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.relay import relay
-from envhub_client.connection import fleets
+from envhub_client.connection import known_hubs
 from envhub_client.federation.rebuild import RETRY_S
 from hubs import serve, stopped, wait_until
 from partial_batches import outstanding
@@ -429,7 +429,7 @@ def test_hub_that_comes_back_with_other_spaces_is_refused_until_the_time_is_over
 @pytest.mark.long
 def test_hub_of_a_fleet_comes_back_at_another_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: dict[int, str] = {}  # as Ray's actors tell them
-    monkeypatch.setattr(fleets, "ray_hubs", lambda fleet: dict(places))
+    monkeypatch.setattr(known_hubs, "ray_hubs", lambda fleet: dict(places))
     with ExitStack() as stack:
         first, second = (stack.enter_context(serve(tmp_path, *ENVS, binds=["tcp://127.0.0.1:0"])) for _ in range(2))
         places.update(enumerate((first.tcp, second.tcp)))

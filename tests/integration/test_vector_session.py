@@ -14,8 +14,7 @@ from envhub_client.envs.arguments import Origin
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.session.factories import make_of_factories
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import Session
-from envhub_client.session.vector_session import VectorSession
+from envhub_client.session.session import Session, VectorSession
 
 import envhub
 from envhub.protocol.messages import Reset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_client.connection import fleets, known_hubs
+from envhub_client.connection import known_hubs
 from envhub_client.connection.known_hubs import Member, members
 
 from envhub.errors import AddressError, HubUnreachable
@@ -22,10 +22,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_dns_names_a_place() -> None:
-    place = fleets.dns_name(" DNS://hubs.default.svc:5555 ")
+    place = known_hubs.dns_name(" DNS://hubs.default.svc:5555 ")
     assert place is not None and (place.host, place.port) == ("hubs.default.svc", 5555)
     others = ("tcp://hubs:5555", "hubs", "file:///dns", Secret(f"envhub://{TOKEN}@hubs:5555"))
-    assert [fleets.dns_name(each) for each in others] == [None] * 4
+    assert [known_hubs.dns_name(each) for each in others] == [None] * 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from envhub_client.connection.keepalive import ConnectionLock, KeepAlive
+from envhub_client.connection.connection import ConnectionLock, KeepAlive
 from envhub_client.session.pending import InUse
 
 DEADLINE_S = 10.0

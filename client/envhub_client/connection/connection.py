@@ -6,14 +6,17 @@ only on proof that the hub is gone, or after it was out of reach for too long.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import NoReturn, SupportsIndex, cast
+from typing import Any, NoReturn, SupportsIndex, cast
 
 import envhub
 from envhub import errors
@@ -22,19 +25,125 @@ from envhub.protocol.client import ClientProtocol, FrameTooLarge, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, ROWS_MAX
 from envhub.secret import Secret
-from envhub_client.connection import keepalive
-from envhub_client.connection.failures import raise_failure
-from envhub_client.connection.keepalive import CHECK_S, ConnectionLock
+from envhub_client.connection.failures import UserReports, raise_failure
 from envhub_client.connection.local_sockets import OwnHub
-from envhub_client.connection.user_reports import UserReports
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import Deadline, no_reply
 
 CONNECT_TIMEOUT_S = 10.0
+CHECK_S = 0.5
 SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
 RECHECK_S = 0.2  # between the first look or refusal by which a hub seems out of reach and one that proves it
 
 logger = logging.getLogger("envhub")
+
+
+class KeepAlive:
+    """A thread that keeps connections alive while their program is busy elsewhere, as in a long update of its policy.
+
+    libzmq replaces a connection that ends; but only a message tells the hub which session the new one belongs to, and
+    until then the session's lease runs. The thread sends that message, and warns of a hub that is out of reach.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # which a thread may hold when the garbage collector closes a connection in it
+        self._kept: dict[int, weakref.ref[Any]] = {}  # connections, each with its ``keep_alive``
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def add(self, kept: object) -> None:
+        with self._lock:
+            self._kept[id(kept)] = weakref.ref(kept)
+            begun = self._thread is not None and self._thread.is_alive()  # not if an interrupt came before its start
+            if not begun and not self._stopped.is_set():
+                self._thread = threading.Thread(target=self._run, name="envhub-keep-alive", daemon=True)
+                self._thread.start()
+
+    def drop(self, kept: object) -> None:
+        with self._lock:
+            self._kept.pop(id(kept), None)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if (thread := self._thread) is not None and thread.is_alive():
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(CHECK_S):
+            with self._lock:
+                due = [kept for kept in [kept() for kept in list(self._kept.values())] if kept is not None]
+                if not due:
+                    self._kept.clear()
+                    self._thread = None
+                    return
+            while due:  # each reference is given up at once: the program may drop a connection meanwhile
+                due.pop().keep_alive()
+
+
+keep_alive = KeepAlive()
+
+
+def _forked() -> None:
+    global keep_alive
+    keep_alive = KeepAlive()  # a child has neither the thread nor the connections
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+atexit.register(lambda: keep_alive.stop())  # before the interpreter ends the thread in the middle of something
+
+
+_Lock: Any = type(threading.RLock())
+NOT_BLOCKING = (False,)  # the argument of ``acquire``
+
+
+class ConnectionLock(_Lock):  # type: ignore[misc]
+    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()  # for locks that are written in Python, as gevent's are
+        self.closed = False  # or begun to be closed: an interrupt may have left some of it open
+        self._address = address
+        self._pid = os.getpid()
+        self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
+
+    def check(self) -> None:
+        if self.closed:
+            raise errors.LocalProtocolError(f"this connection to {errors.hub_at(self._address)} is closed")
+        if os.getpid() != self._pid:
+            raise errors.Forked("this connection was made before a fork; connect again in the child")
+
+    def __enter__(self) -> None:
+        if self.closed or os.getpid() != self._pid:
+            self.check()
+        taken: list[bool] = []
+        try:
+            # A signal handler runs once a call has returned: one call takes the lock and notes it, so that no interrupt
+            # leaves the lock taken, which would keep the keep-alive thread out for good.
+            taken.extend(map(self.acquire, NOT_BLOCKING))
+        except BaseException:
+            if taken and taken[0]:
+                self.release()
+            raise
+        if not taken[0]:
+            self.take()
+
+    def take(self) -> None:
+        """Use the connection until ``release``, even if it is closed."""
+        if not self.acquire(blocking=False):
+            with self._kept_alive:
+                if not self.acquire(blocking=False):
+                    text = "another thread is using this connection; give each thread a vector env of its own"
+                    raise errors.ConnectionInUse(text)
+
+    def while_idle(self, work: Callable[[], None]) -> None:
+        """Call ``work``, unless a thread is using the connection; one that is about to use it waits."""
+        with self._kept_alive:
+            if self.acquire(blocking=False):
+                try:
+                    work()
+                finally:
+                    self.release()
 
 
 class Connection:
@@ -47,11 +156,7 @@ class Connection:
         timeout: float = CONNECT_TIMEOUT_S,
         reconnect_timeout: float = protocol.RECONNECT_S,
     ) -> None:
-        """Begin to connect by this transport, and say hello; ``await_hub`` waits until ``timeout`` seconds from now.
-
-        ``token`` is of the session that it is to carry. While a request is pending, the hub may be out of reach for
-        ``reconnect_timeout`` seconds.
-        """
+        """Begin to connect by this transport, and say hello; ``await_hub`` waits until ``timeout`` seconds from now."""
         if not isinstance(cast("object", timeout), Real) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
         self.address = transport.address
@@ -74,7 +179,7 @@ class Connection:
             transport.open(self.protocol)
             self.local_sockets = transport.local_sockets
             self.send(Op.HELLO, Hello(client=envhub.__version__))
-            keepalive.keep_alive.add(self)
+            keep_alive.add(self)
         except BaseException:
             self.close()
             raise
@@ -117,15 +222,14 @@ class Connection:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
-        """Begin a request; ``wait`` for its reply. The frames must not change until then.
+        """Begin a request, whose frames must not change until its reply has come.
 
-        A SEND with ``ends_receive`` may be begun while a RECEIVE is pending, and takes its place.
-
-        With ``keep``, an interrupt meanwhile leaves it pending: the hub may have it, or is sent it once more.
+        A SEND with ``ends_receive`` takes the place of a pending RECEIVE. With ``keep``, an interrupt leaves the
+        request pending: the hub may have it, or is sent it once more.
         """
         with self.in_use:
             if (pending := self.protocol.pending) is not None and not self.protocol.may_begin(op, message):
-                raise self._busy(pending)
+                raise self._busy_error(pending)
             try:
                 self.sent_ns = time.monotonic_ns()
                 now_s = self.sent_ns / 1e9
@@ -144,7 +248,7 @@ class Connection:
                     self.give_up()
                 raise
 
-    def _busy(self, pending: Op) -> errors.LocalProtocolError:
+    def _busy_error(self, pending: Op) -> errors.LocalProtocolError:
         return errors.LocalProtocolError(f"a {pending.name} is pending at {errors.hub_at(self.address)}")
 
     def synchronize(self) -> None:
@@ -154,7 +258,6 @@ class Connection:
         self.ask(Op.COLLECT, Collect([]))
 
     def give_up(self) -> None:
-        """Forget the pending request, if there is one; its reply is dropped should it come."""
         self.in_use.take()
         try:
             self._end = None
@@ -169,7 +272,9 @@ class Connection:
 
     def result(self, timeout: float | None = None) -> Reply:
         """The pending request's reply, as by ``wait``; a failure is raised."""
-        reply = self.wait(timeout)
+        return self._unless_failed(self.wait(timeout))
+
+    def _unless_failed(self, reply: Reply) -> Reply:
         if isinstance(reply.message, Failure):
             self.fail(reply.message)
         return reply
@@ -191,17 +296,14 @@ class Connection:
                 self._report()
             if reply is not None:
                 return reply
-            self._send_due()
+            now_s = time.monotonic()
+            self._check_hub(now_s)
+            self._send_due(now_s)
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 assert timeout is not None
                 raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
-    def _send_due(self) -> None:
-        now_s = time.monotonic()
-        self._check_hub(now_s)
-        self._say(now_s)
-
-    def _say(self, now_s: float) -> None:
+    def _send_due(self, now_s: float) -> None:
         for frames in self.protocol.tick(now_s):
             self._transport.send(frames)
         self.reports.report_reach(now_s)
@@ -214,7 +316,9 @@ class Connection:
         with self.in_use:
             try:
                 if self._transport.hear(0) is None:
-                    self._send_due()
+                    now_s = time.monotonic()
+                    self._check_hub(now_s)
+                    self._send_due(now_s)
             except errors.RemoteProtocolError as error:
                 raise self.breach(str(error)) from error
             self._report()
@@ -239,7 +343,7 @@ class Connection:
         now_s = time.monotonic()
         self.protocol.looked(now_s)
         if not self.protocol.loss(now_s):
-            self._say(now_s)
+            self._send_due(now_s)
 
     def lose(self, why: str) -> NoReturn:
         """Know from elsewhere that the hub has ended: raise ``HubLost``, as whatever is asked from now on will."""
@@ -296,7 +400,7 @@ class Connection:
         """Send a request and wait for its reply; a failure is raised. After an error here, it is given up."""
         with self.in_use:
             if (pending := self.protocol.pending) is not None:
-                raise self._busy(pending)
+                raise self._busy_error(pending)
             try:  # around all of it: an interrupt must not leave the request pending
                 self.send(op, message, frames)
                 reply = self.wait(timeout)
@@ -308,12 +412,9 @@ class Connection:
             except BaseException:
                 self.give_up()
                 raise
-        if isinstance(reply.message, Failure):
-            self.fail(reply.message)
-        return reply
+        return self._unless_failed(reply)
 
     def breach(self, what: str) -> errors.RemoteProtocolError:
-        """The error for ``what`` the hub did, which PROTOCOL.md does not allow."""
         text = f"{errors.hub_at(self.address)} broke the protocol: {what}"
         return errors.of_hub(errors.RemoteProtocolError(text), self.hub)
 
@@ -326,18 +427,18 @@ class Connection:
         raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Have this called when the connection is closed, in the process that it belongs to; what came last, first."""
+        """Have this called when the connection is closed, in its own process; the last one first."""
         self._closers.insert(0, closer)
 
     def on_idle(self, look: Callable[[], None]) -> None:
-        """Have this called twice a second while no thread uses the connection, in the thread that keeps it alive."""
+        """Have this called each ``CHECK_S`` by the thread that keeps the connection alive, while no other uses it."""
         self._looks.append(look)
 
     def close(self) -> None:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._transport.closed:
             return
-        keepalive.keep_alive.drop(self)
+        keep_alive.drop(self)
         self.in_use.take()
         try:
             self.in_use.closed = True
@@ -364,8 +465,5 @@ def connect(
     own: OwnHub | None = None,
     reconnect_timeout: float = protocol.RECONNECT_S,
 ) -> Connection:
-    """A connection over ZeroMQ to the hub at this address, or of this name, which has answered.
-
-    ``own`` is this program's own hub, if it is that; the other arguments are those of ``Connection``.
-    """
+    """A connection to the hub at this address, or of this name, which has answered; ``own`` if it is the program's."""
     return Connection(ZeroMqTransport(address, own), token, timeout, reconnect_timeout).await_hub()

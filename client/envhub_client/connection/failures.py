@@ -1,4 +1,4 @@
-"""From a ``Failure`` on the wire to the exception a caller expects.
+"""Failures, refusals and notices of a hub, as its program gets them.
 
 An env's own exception comes back as the class it was raised as, where that class is a builtin or already imported here
 and its arguments and attributes could be carried; else as ``EnvRaised``. Nothing is imported and nothing unpickled for
@@ -7,13 +7,17 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import socket
 import sys
 from typing import Any, NoReturn
 
 from envhub import errors
+from envhub.protocol import prelude
+from envhub.protocol.client import ClientProtocol
 from envhub.protocol.messages import Failure
 from envhub.secret import Secret
 from envhub.transport.address import Address
@@ -26,6 +30,11 @@ from envhub_client.connection.local_sockets import KEY_OR_OWN_HUB
 # any more, or what the hub sends makes no sense.
 SESSION_ENDS = (errors.HubLost, errors.SessionLost, errors.AccessDenied, errors.RemoteProtocolError)
 SESSION_FAILS = (*SESSION_ENDS, errors.RestartsExhausted)  # whose envs are under way no more
+
+SLOW_S = 2.0
+REPEAT_S = 5.0  # between counts where stderr is no terminal, and every one is one more line
+
+logger = logging.getLogger("envhub")
 
 _CLASSES: dict[str, type[errors.EnvHubError]] = {
     "bad_actions": errors.SpaceMismatch,
@@ -42,7 +51,6 @@ _CLASSES: dict[str, type[errors.EnvHubError]] = {
 
 
 def raise_failure(failure: Failure, address: str, hub: str | None = None, row_offset: int = 0) -> NoReturn:
-    """Raise what the failure means, of the hub at this address and of this name; its envs count from ``row_offset``."""
     index = None if failure.env_index is None else row_offset + failure.env_index
     if failure.scope != "env":
         kind = _CLASSES.get(failure.code, errors.SessionLost if failure.scope == "session" else errors.RequestRefused)
@@ -80,7 +88,7 @@ def _original(failure: Failure) -> Exception | None:
 
 
 def _made(kind: type[Exception], args: list[Any], attributes: dict[str, Any], message: str) -> Exception | None:
-    """The exception of these arguments, if it can be made and has this text, which has no control characters."""
+    """The exception of these arguments, if it can be made and has this text."""
     for make in (kind, functools.partial(kind.__new__, kind)):  # its constructor may want other arguments than it keeps
         try:
             error: Exception = make(*args)
@@ -93,7 +101,7 @@ def _made(kind: type[Exception], args: list[Any], attributes: dict[str, Any], me
 
 
 def _class(name: str) -> Any:
-    """Find the object of this qualified name in a module that is imported here; None if there is none."""
+    """The object of this qualified name in a module that is imported here."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         value: Any = sys.modules.get(".".join(parts[:end]))
@@ -123,11 +131,14 @@ class Refusals:
         """Note that the hub does not know this key; returns whether there is another key by now."""
         if self._take_new_key():
             return True
-        kept = known_hubs.kept_key(self.target)
-        place, remedy = ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
+        place, remedy = self._kept_text()
         why = "it was removed, or never added; ask its operator for `envhub keys add`"
         self._deny(f"does not know this key{place}: {why}{remedy}")
         return False
+
+    def _kept_text(self) -> tuple[str, str]:
+        kept = known_hubs.kept_key(self.target)
+        return ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
 
     def other_mechanism(self) -> None:
         """Note that the hub has keys and this client none, or the other way round."""
@@ -142,11 +153,10 @@ class Refusals:
 
     def why_broken(self) -> str:
         there = "what accepts connections there is a hub that is stopped or overloaded, a forwarder without its hub"
-        kept, user = known_hubs.kept_key(self.target), _listening_user(self.target)
         if self.target.keys is not None:
-            place, remedy = ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
+            place, remedy = self._kept_text()
             other = f"has another key than this address says{place}: ask its operator for the address{remedy}"
-        elif user is not None:
+        elif (user := _listening_user(self.target)) is not None:
             other = f"belongs to {user_text(user)}, and without keys serves that user alone: {KEY_OR_OWN_HUB}"
         else:
             other = "serves another user alone"
@@ -156,7 +166,7 @@ class Refusals:
         self.denied = f"{errors.hub_at(self.target.text)} {why}"
 
     def _take_new_key(self) -> bool:
-        """Use the key that this user keeps for the hub of this name by now; returns whether it is another one."""
+        """Use the key that this user keeps for this hub now; returns whether it is another one."""
         try:
             target = known_hubs.kept_now(self._given)
         except (errors.AddressError, errors.KeysError):
@@ -175,3 +185,64 @@ def _listening_user(address: Address) -> int | None:
     family, anywhere = (socket.AF_INET6, "::") if address.is_ipv6 else (socket.AF_INET, "0.0.0.0")
     owner = socket_owner(family, (host, address.port), (anywhere, 0))
     return None if owner is None or owner[0] == os.getuid() else owner[0]
+
+
+class UserReports:
+    """Logs what the protocol of one connection learns: notices, how far a making is, whether the hub is reached."""
+
+    def __init__(self, address: str, protocol: ClientProtocol) -> None:
+        self.tried = ""  # for how long, or how often, a hub that is out of reach is tried
+        self.warned = False  # of a hub that is out of reach
+        self._hub, self._protocol = errors.hub_at(address), protocol
+        self._next_s, self._on_terminal = SLOW_S, ""  # of the line that counts the envs of a making
+
+    def report(self, now_s: float, waited_s: float) -> None:
+        if (progress := self._protocol.progress) is not None:
+            self._protocol.progress = None
+            counts = progress.phase, progress.built, progress.num_envs
+            doing = f"importing {progress.importing}" if progress.importing else progress.starting
+            doing = f" ({errors.printable(doing)})" if doing else ""
+            text = "%s is %s: %d/%d envs ready%s"
+            logger.info(text, self._hub, *counts, doing, extra={"progress": counts})
+            self._show_making(f"{progress.built} of {progress.num_envs} envs made{doing}", waited_s)
+        while self._protocol.notices:
+            logger.warning("%s: %s", self._hub, self._protocol.notices.pop(0))
+        if self.warned:
+            self.report_reach(now_s)
+
+    def report_reach(self, now_s: float) -> None:
+        trouble = self._protocol.trouble(now_s)
+        if bool(trouble) is self.warned:
+            return
+        self.warned = bool(trouble)
+        if trouble:
+            tried = f"for {prelude.REFUSED_S:g} s" if self._protocol.is_refused else self.tried
+            logger.warning("%s is out of reach: %s; it is tried %s", self._hub, trouble, tried)
+        else:
+            logger.warning("%s is within reach again", self._hub)
+
+    def _show_making(self, count: str, waited_s: float) -> None:
+        """Show the count of a making that is slow on stderr: on a terminal the latest, elsewhere each on a line.
+
+        Nothing is shown where the logger "envhub" has been set up: it logs the count, or was told not to.
+        """
+        if waited_s < self._next_s or logger.handlers or logger.level or logger.isEnabledFor(logging.INFO):
+            return
+        text = f"envhub: {count}"
+        if sys.stderr is not None and sys.stderr.isatty():
+            _write(f"\r{text:{len(self._on_terminal)}}")
+            self._on_terminal = text
+        else:
+            self._next_s = waited_s + REPEAT_S
+            _write(f"{text}\n")
+
+    def end_making(self) -> None:
+        if self._on_terminal:
+            _write(f"\r{' ' * len(self._on_terminal)}\r")
+            self._on_terminal = ""
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr, or no reader of it
+        sys.stderr.write(text)
+        sys.stderr.flush()

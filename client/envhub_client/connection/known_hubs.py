@@ -1,19 +1,23 @@
-"""Hubs by name: the addresses, with keys, that ``envhub login`` keeps for this user.
+"""Hubs by name: those that ``envhub login`` keeps for this user, those of a name in DNS, and those of a fleet on Ray.
 
-Each is a file of the user's alone, ``hubs/NAME`` in the folder ``envhub.transport.address.config_folder()``, so that
-no program, notebook or command line has a secret in it.
+An address that is kept, with its keys, is a file of the user's alone, ``hubs/NAME`` in the folder of
+``envhub.transport.address.config_folder()``, so that no program, notebook or command line has a secret in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import re
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from envhub.errors import AddressError, KeysError, only_linux
+from envhub.errors import AddressError, HubUnreachable, KeysError, only_linux, shortened
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
@@ -22,6 +26,7 @@ from envhub.transport.address import (
     KEY_TEXT_CHARS,
     Address,
     HubKeys,
+    check_fleet_name,
     config_folder,
     key_of,
     quoted,
@@ -33,17 +38,19 @@ from envhub.transport.address import (
     token_of,
     write_secret,
 )
-from envhub_client.connection import fleets
+from envhub.transport.socket_file import open_socket_file
+from envhub_client.connection import ssh_tunnel
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DNS, _RAY = "dns://", "ray://"
+LOOKUP_TIMEOUT_S = 60.0  # for a program to start and to connect to Ray
+_SHOWN, _WHY_CHARS_MAX = 10, 500  # hubs and characters in one error
 
 
 def resolve(hub: str | Secret[str]) -> Address:
-    """The address that ``hub`` is, or that is kept under this name; of ``ssh://HOST`` the end of a tunnel there.
+    """The address that ``hub`` is, or that is kept under this name, or of the one hub that it stands for.
 
-    An address whose keys were left out where it was written down has those that this user keeps for its place. That
-    of ``ray://FLEET`` is the address of the one hub of the fleet, and that of ``dns://NAME:PORT`` the address of the
-    one hub that NAME leads to.
+    An address whose keys were left out where it was written down has those that this user keeps for its place.
     """
     if isinstance(hub, str) and NAME.fullmatch(hub):
         kept = _kept(hub)
@@ -57,18 +64,13 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 
 def _reached(address: str | Secret[str]) -> Address:
-    if isinstance(address, str) and address.strip().casefold().startswith("dns://"):
-        place = fleets.dns_name(address)
-        assert place is not None
-        address = address_with_keys_of(place, fleets.only_dns_hub(place))
-    if isinstance(address, str) and address.strip().casefold().startswith("ray:"):
-        fleet = fleets.fleet_of(address)
-        address = fleets.only_ray_hub(address if fleet is None else fleet)
+    if (place := dns_name(address)) is not None:
+        address = address_with_keys_of(place, only_dns_hub(place))
+    elif (fleet := fleet_of(address)) is not None:
+        address = only_ray_hub(fleet)
     if isinstance(address, str) and address.startswith("ssh://"):
         if sys.platform == "win32":
             raise AddressError(only_linux("an ssh:// address"))
-        from envhub_client.connection import ssh_tunnel
-
         address = ssh_tunnel.forwarded(address)
     hub = addresses.parse_hub(address)
     if hub.is_ipc and sys.platform == "win32":
@@ -76,14 +78,7 @@ def _reached(address: str | Secret[str]) -> Address:
     return hub
 
 
-def _parse_ssh(place: str) -> tuple[str, str | None, str | None]:
-    from envhub_client.connection import ssh_tunnel
-
-    return ssh_tunnel.parse(place)
-
-
 def _with_kept_keys(place: str) -> Address | None:
-    """The address at ``HOST:PORT`` for which ``ENVHUB_ADDRESS`` or a kept one has keys; None if there is none."""
     return next((hub for _, hub in _with_keys() if hub.text == f"tcp://{place}"), None)
 
 
@@ -115,7 +110,7 @@ class KeptKey(NamedTuple):
 
 
 def kept_key(target: Address) -> KeptKey | None:
-    """Find the place where this address is kept with its keys, or, if it has none, with any; None without one."""
+    """The place where this address is kept with its keys, or, if it has none, with any."""
     for name, hub in _with_keys():
         if hub.text == target.text and target.keys in (None, hub.keys):
             return KeptKey(name)
@@ -123,7 +118,7 @@ def kept_key(target: Address) -> KeptKey | None:
 
 
 def kept_now(name: str | Secret[str]) -> Address | None:
-    """The address that is kept under this name by now; None where this is no name, or the hub is reached by ssh."""
+    """The address that is kept under this name now; None where this is no name, or the hub is reached by ssh."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         return None
     kept = _kept(name)
@@ -166,7 +161,10 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
         keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
         address = _with(keys, place)
-    _parse_ssh(text) if text.startswith("ssh://") else addresses.parse_hub(address)
+    if text.startswith("ssh://"):
+        ssh_tunnel.parse(text)
+    else:
+        addresses.parse_hub(address)
     return address
 
 
@@ -181,9 +179,8 @@ def _with(keys: HubKeys, place: str) -> Secret[str]:
 
 
 def name_of(address: str | Secret[str]) -> str:
-    """The name under which an address is kept where none is given: its host's."""
     if isinstance(address, str) and address.startswith("ssh://"):
-        host = _parse_ssh(address)[0].rpartition("@")[2]
+        host = ssh_tunnel.parse(address)[0].rpartition("@")[2]
     else:
         host = addresses.parse(address).host
     if not NAME.fullmatch(host):
@@ -204,13 +201,11 @@ def keeps_another(name: str, address: str | Secret[str]) -> bool:
 
 
 def keep(name: str, address: str | Secret[str]) -> None:
-    """Keep an address under a name; an earlier one of this name is replaced."""
     check_name(name)
     write_secret(_folder() / name, address, replace=True)
 
 
 def forget(name: str) -> None:
-    """Remove the address, with its key, that is kept under a name."""
     check_name(name)
     try:
         (_folder() / name).unlink()
@@ -235,6 +230,120 @@ def _folder() -> Path:
     return config_folder() / "hubs"
 
 
+def dns_name(hub: str | Secret[str]) -> Address | None:
+    if not isinstance(hub, str) or not hub.strip().casefold().startswith(_DNS):
+        return None
+    address = f"tcp://{hub.strip()[len(_DNS) :]}"
+    try:
+        addresses.parse(address)
+    except AddressError as error:
+        raise AddressError(f"{quoted(hub)} names no hubs; write {_DNS}NAME:PORT") from error
+    return addresses.parse_hub(address)
+
+
+def dns_hubs(place: Address) -> list[str]:
+    """``HOST:PORT`` of each hub that the name stands for now.
+
+    HOST is the hub's own name, which it keeps as it moves, or its IP address.
+    """
+    try:
+        answers = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise HubUnreachable(
+            f"{_DNS}{place.host}:{place.port}: the name has no address ({error}); see that a hub behind it is ready"
+        ) from error
+    # A host with addresses of both families is one hub.
+    family = min(each[0] for each in answers)
+    return sorted({f"{_host(str(each[4][0]), family)}:{place.port}" for each in answers if each[0] == family})
+
+
+def only_dns_hub(place: Address) -> str:
+    hubs = dns_hubs(place)
+    if len(hubs) > 1:
+        raise AddressError(
+            f"{_DNS}{place.host}:{place.port} stands for {len(hubs)} hubs ({', '.join(hubs[:_SHOWN])}), and one "
+            "connection goes to one hub: name one of them"
+        )
+    return hubs[0]
+
+
+def _host(ip: str, family: socket.AddressFamily) -> str:
+    """The name of the host with this address, if it is of this host alone; else the address."""
+    if family == socket.AF_INET6:  # for which ZeroMQ resolves no names
+        return f"[{ip}]"
+    with contextlib.suppress(OSError, UnicodeError):
+        name = socket.getnameinfo((ip, 0), socket.NI_NAMEREQD)[0]
+        if {each[4][0] for each in socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)} == {ip}:
+            return name
+    return ip
+
+
+def fleet_of(hub: str | Secret[str]) -> str | None:
+    if not isinstance(hub, str) or not hub.strip().casefold().startswith(_RAY):
+        return None
+    return hub.strip()[len(_RAY) :]
+
+
+def ray_hubs(fleet: str) -> dict[int, str | Secret[str]]:
+    """The addresses of the hubs of a fleet that serve now, by number.
+
+    A program that is connected to Ray asks the actors of the hubs. For any other, a process does so that connects to
+    the cluster of ``RAY_ADDRESS``, else to that of this machine.
+    """
+    check_fleet_name(fleet)
+    if sys.platform != "linux":
+        raise AddressError(only_linux(f"ray://{fleet}"))
+    if importlib.util.find_spec("ray") is None:
+        raise AddressError(
+            f"ray://{fleet} needs Ray, which is not installed here: pip install 'envhub-rl[ray]', or name the hubs "
+            "by their addresses, in a list"
+        )
+    ray = sys.modules.get("ray")  # where it is not imported, it takes a second, and the program is not connected
+    access: Mapping[int, tuple[str, str]]
+    if ray is not None and ray.is_initialized():
+        from envhub.fleet import Fleet
+
+        access = Fleet(fleet).access()
+    else:
+        access = _looked_up(fleet)
+    if not access:
+        raise HubUnreachable(f"no hub of the fleet {fleet!r} serves now; Fleet({fleet!r}).ls() says what they do")
+    return {index: _nearest(*each) for index, each in sorted(access.items())}
+
+
+def only_ray_hub(fleet: str) -> str | Secret[str]:
+    hubs = ray_hubs(fleet)
+    if len(hubs) > 1:
+        raise AddressError(
+            f"the fleet {fleet!r} has {len(hubs)} hubs, and one connection goes to one hub; "
+            f"`envhub fleet ls ray://{fleet}` lists their addresses"
+        )
+    return hubs.popitem()[1]
+
+
+def _looked_up(fleet: str) -> Mapping[int, tuple[str, str]]:
+    program = [sys.executable, "-m", "envhub.fleet.fleet", fleet]
+    try:
+        ran = subprocess.run(
+            program, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOKUP_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HubUnreachable(f"Ray has not answered for {error.timeout:g} s about the fleet {fleet!r}") from None
+    if ran.returncode:
+        why = shortened(ran.stderr.strip().rpartition("\n")[2], _WHY_CHARS_MAX)
+        raise HubUnreachable(f"the fleet {fleet!r} is not found by the cluster of RAY_ADDRESS or this machine: {why}")
+    return {int(index): tuple(access) for index, access in json.loads(ran.stdout).items()}
+
+
+def _nearest(tcp: str, ipc: str) -> str | Secret[str]:
+    """The socket of a hub on this machine, if this user may open it, else its tcp address with the key."""
+    try:
+        open_socket_file(ipc.removeprefix("ipc://")).close()
+    except OSError:
+        return Secret(tcp)
+    return ipc
+
+
 class Member(NamedTuple):
     """A hub of a fleet."""
 
@@ -243,21 +352,17 @@ class Member(NamedTuple):
 
 
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
-    """The hubs that ``hub`` stands for now, by name.
-
-    ``dns://NAME:PORT`` stands for those at the name's addresses, ``ray://FLEET`` for those of the fleet that serve, and
-    any other address or name for one hub. Hubs may come and go between two calls.
-    """
-    if (place := fleets.dns_name(hub)) is not None:
-        return tuple(Member(each, address_with_keys_of(place, each)) for each in fleets.dns_hubs(place))
-    if (fleet := fleets.fleet_of(hub)) is not None:
-        return tuple(Member(f"{fleet}/{index}", address) for index, address in fleets.ray_hubs(fleet).items())
+    """The hubs that ``hub`` stands for now; they may come and go between two calls."""
+    if (place := dns_name(hub)) is not None:
+        return tuple(Member(each, address_with_keys_of(place, each)) for each in dns_hubs(place))
+    if (fleet := fleet_of(hub)) is not None:
+        return tuple(Member(f"{fleet}/{index}", address) for index, address in ray_hubs(fleet).items())
     address = addresses.guarded(hub)
     return (Member(addresses.written(address), address),)
 
 
 def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
-    """The hubs that a name or each of several names stands for now, in their order; none may be named twice."""
+    """The hubs that one or several names stand for now, in their order; none may be named twice."""
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
     chosen = [member for hub in named for member in members(hub)]
     if not chosen:
@@ -270,5 +375,5 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
 def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> bool:
     """True if this may stand for several hubs: a list, a DNS name, a fleet on Ray."""
     named = hubs if isinstance(hubs, (list, tuple)) else (hubs,)
-    kinds = fleets.dns_name, fleets.fleet_of
+    kinds = dns_name, fleet_of
     return len(named) > 1 or any(kind(hub) is not None for hub in named for kind in kinds)

@@ -19,7 +19,7 @@ from envhub_client.envs.arguments import EnvIds, checked_env_ids
 from envhub_client.frames import hiding_frames
 from envhub_client.session.options import FaultOptions
 from envhub_client.session.pending import exclusive, repeatable
-from envhub_client.session.vector_session import VectorSession
+from envhub_client.session.session import VectorSession
 
 NOT_RESET = object()  # in place of the frame of an env that was made again after a failure and not yet reset
 

@@ -31,15 +31,15 @@ from envhub_client.envs.arguments import (
     seeds_of,
     split_mask,
 )
-from envhub_client.envs.batch_reader import BatchReader, PartReturn, StepReturn
 from envhub_client.envs.callable_vector_env import CallableVectorEnv, Rendering
+from envhub_client.envs.observations import Infos, Observations, Rewards, UnreadableRow
 from envhub_client.frames import hide_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.record_options import Recorded
 from envhub_client.session.description import Sizing
 from envhub_client.session.options import InfoMode, checked_info_mode
 from envhub_client.session.pending import STILL_PENDING, exclusive, repeatable
-from envhub_client.session.vector_session import VectorSession
+from envhub_client.session.session import VectorSession
 
 NOT_BATCHED = (
     "multi-agent envs are not batched: envhub.pettingzoo.make gives one as a PettingZoo ParallelEnv "
@@ -48,6 +48,8 @@ NOT_BATCHED = (
 
 EachOptions = list[dict[str, Any] | None] | tuple[dict[str, Any] | None, ...]
 Options = dict[str, Any] | EachOptions | None
+StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
+PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 
 
 class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
@@ -99,9 +101,12 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._flat_actions = spaces.is_flat(self.single_action_space)
         self._action_leaves = description.action_leaves
-        self._reader = BatchReader(session)
-        self._rendering = Rendering(self.num_envs, self.render_mode, session.options.faults)
         space, mode = description.observation_spaces[0], description.observation_mode
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        trusts_hub = session.values.allow_pickle
+        self._observations = Observations(space, self.num_envs, trusts_hub, same_step, session.hub_of)
+        self._rewards = Rewards()
+        self._rendering = Rendering(self.num_envs, self.render_mode, session.options.faults)
         self.single_observation_space = space
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
@@ -179,7 +184,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     @property
     def represented(self) -> dict[str, str]:
         """Places in the infos where a ``repr`` stood in for a value that no codec carries, and the first one's."""
-        return dict(self._reader.observations.represented)
+        return dict(self._observations.represented)
 
     @property
     def reward_shape(self) -> tuple[int, ...]:
@@ -196,8 +201,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             ValueError: the envs' reward space has axes. So does each step whose rewards have axes, from now on.
             Exception: as for ``call_some``.
         """
-        self._reader.rewards.refused_for = who
-        self._reader.rewards.check(self.reward_shape)
+        self._rewards.refused_for = who
+        self._rewards.check(self.reward_shape)
 
     # --- observers ----------------------------------------------------------------------------------------------------
 
@@ -313,7 +318,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     def _await_reset(self, timeout: float | None) -> tuple[Any, dict[Any, Any]]:
         pending, reset = self._session.pending, self._last_reset
-        result = pending.wait(AsyncState.WAITING_RESET, self._reader.reset, self, timeout, self._info_mode)
+        result = pending.wait(AsyncState.WAITING_RESET, self._read_reset, timeout)
         if self._observers:
             self._tell(lambda observer: observer.reset_ended(self, reset, result[0]))
         return result
@@ -411,7 +416,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             NothingPending: no step was begun.
         """
         pending = self._session.pending
-        result = pending.wait(AsyncState.WAITING_STEP, self._reader.step, self, timeout, self._info_mode)
+        result = pending.wait(AsyncState.WAITING_STEP, self._read_step, timeout)
         if self._observers:
             self._tell(lambda observer: observer.step_ended(self, result))
         return result
@@ -422,6 +427,56 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         if self._session.pending.drop():
             for observer in self._observers:
                 observer.broken_off(None)
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _read_reset(self, timeout: float | None) -> tuple[Any, dict[Any, Any]]:
+        deadline = None if timeout is None else Deadline(timeout)
+        batch = self._session.lane.wait(timeout)
+        try:
+            infos = self._observations.take(batch)
+        except UnreadableRow as error:
+            return self._read_reset(self._time_without(error, deadline))
+        return self._observations.batch(batch.observations), self._laid_out(infos)
+
+    def _read_step(self, timeout: float | None) -> StepReturn:
+        deadline = None if timeout is None else Deadline(timeout)
+        arrays, rewards, terminations, truncations, rows, groups, _ = batch = self._session.lane.wait(timeout)
+        assert rewards is not None and terminations is not None and truncations is not None
+        has_infos = rows or groups or self._observations.has_object_leaves  # mostly no env has any
+        try:
+            infos = self._observations.take(batch) if has_infos else None
+            if infos is not None or self._rewards.shape:
+                rewards = self._rewards.of(rewards, infos)
+        except UnreadableRow as error:
+            return self._read_step(self._time_without(error, deadline))
+        laid_out = {} if infos is None else self._laid_out(infos)
+        observations = arrays[0] if self._observations.flat else self._observations.batch(arrays)
+        return observations, rewards, terminations, truncations, laid_out
+
+    def _read_rows(self, min_envs: int, timeout: float | None) -> PartReturn:
+        """The results of the envs that are done, once these are ``min_envs``."""
+        deadline = None if timeout is None else Deadline(timeout)
+        batch = self._session.lane.wait_rows(min_envs, timeout)
+        arrays, rewards, terminations, truncations, _, _, env_ids = batch
+        assert rewards is not None and terminations is not None and truncations is not None and env_ids is not None
+        try:
+            infos = self._observations.take(batch)
+            rewards = self._rewards.of(rewards, infos, env_ids.tolist())
+        except UnreadableRow as error:
+            return self._read_rows(min_envs, self._time_without(error, deadline))
+        observations = self._observations.batch(arrays, env_ids.tolist())
+        return observations, rewards, terminations, truncations, self._laid_out(infos, env_ids), env_ids
+
+    def _laid_out(self, infos: Infos, env_ids: np.ndarray | None = None) -> dict[Any, Any]:
+        if self._info_mode == "by_env":
+            return infos.by_env()
+        return infos.batched(self) if env_ids is None else infos.batched_of(env_ids)
+
+    def _time_without(self, error: UnreadableRow, deadline: Deadline | None) -> float | None:
+        """The seconds to wait again, now without the hub that sent this row."""
+        self._session.lane.breach(error.row, str(error))
+        return None if deadline is None else deadline.left_s()
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
@@ -501,7 +556,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
         outstanding = session.lane.outstanding
         try:
-            part = self._reader.rows(min(min_envs or outstanding, outstanding), timeout, self._info_mode)
+            part = self._read_rows(min(min_envs or outstanding, outstanding), timeout)
         except Exception as error:
             if env_ids := ended_by(error):
                 pending.part = np.array(env_ids)
@@ -548,7 +603,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             SessionLost: the session has ended, or was taken over.
         """
         self._session.check_free("observe")
-        return seen(self._session.observe(), self._reader.observations)
+        return seen(self._session.observe(), self._observations)
 
     @exclusive
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:

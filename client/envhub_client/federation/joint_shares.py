@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from envhub_client.federation.part import HubPart
-from envhub_client.session.vector_session import Begin, Shares
+from envhub_client.session.session import Begin, Shares
 
 
 class JointShares:

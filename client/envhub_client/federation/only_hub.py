@@ -14,7 +14,7 @@ from envhub_client.federation.rebuild import Rebuild
 from envhub_client.session.description import ValueCodec
 from envhub_client.session.maker import SessionMaker
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.vector_session import SeedsGiven
+from envhub_client.session.session import SeedsGiven
 
 
 class OnlyHub:

@@ -25,7 +25,7 @@ from envhub_client.federation.rebuild import Rebuild
 from envhub_client.session.description import ValueCodec
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.vector_session import SeedsGiven
+from envhub_client.session.session import SeedsGiven
 
 REBUILD_ANSWER_S = 2.0  # for a hub to say that it is there, before envs are made again there
 

@@ -18,7 +18,7 @@ from envhub_client.federation.part import HubPart
 from envhub_client.federation.slices import set_attr_of
 from envhub_client.session.description import SessionDescription, ValueCodec
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.vector_session import SeedsGiven
+from envhub_client.session.session import SeedsGiven
 
 DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
 RETRY_S = 0.2  # between tries where no hub answers; where one refuses, each pause is twice as long as the last

@@ -31,8 +31,7 @@ from envhub_client.federation.slices import call_of, set_attr_of
 from envhub_client.frames import hide_frames
 from envhub_client.session.description import Sizing
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.session import detach
-from envhub_client.session.vector_session import VectorSession, results_of
+from envhub_client.session.session import VectorSession, detach, results_of
 
 
 class FederatedSession(VectorSession):

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from envhub_client.envs.batch_reader import StepReturn
-from envhub_client.envs.vector_env import HubVectorEnv, Options
+from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 
 _OLD_NAMES = {"final_obs": "final_observation"}
 

@@ -27,9 +27,8 @@ from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.connection import CHECK_S, Connection
 from envhub_client.connection.failures import SESSION_FAILS
-from envhub_client.connection.keepalive import CHECK_S
 from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.templates import InfoTemplates

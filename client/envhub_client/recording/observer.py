@@ -30,8 +30,7 @@ from envhub.transport.address import environment as variables
 from envhub.transport.descriptors import new_memory
 from envhub.values import codec, spaces
 from envhub_client.envs.arguments import Origin, environment
-from envhub_client.envs.batch_reader import StepReturn
-from envhub_client.envs.vector_env import HubVectorEnv, StepObserver
+from envhub_client.envs.vector_env import HubVectorEnv, StepObserver, StepReturn
 from envhub_client.record_options import Recorded, RecordOptions
 from envhub_client.recording.episodes import (
     BATCHES,

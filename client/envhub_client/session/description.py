@@ -35,9 +35,9 @@ def refuse_to_make(**kwargs: Any) -> Any:
 
 
 def inert_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
-    """The spec of a hub on the network, which names nothing to run but what is registered here under its id.
+    """The spec of a hub on the network, which names nothing to run but what ``own_spec`` does.
 
-    It names that only where ``own_spec`` does. Of wrappers, Gymnasium's own are kept, without those that write files.
+    Of wrappers, Gymnasium's own are kept, without those that write files.
     """
     own = own_spec(spec, asked)
     wrappers = tuple(
@@ -63,7 +63,6 @@ def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
 
 
 def _is_part(part: dict[str, Any], whole: dict[str, Any]) -> bool:
-    """True if all of ``some`` is in ``whole``, with equal values."""
     try:
         return all(name in whole and codec.encode(part[name]) == codec.encode(whole[name]) for name in part)
     except codec.EncodeError:  # a registered argument is no data
@@ -93,20 +92,15 @@ log = logging.getLogger("envhub")
 
 
 class Sizing(NamedTuple):
-    """Number of processes that host the envs of a session, and the reason.
-
-    Attributes:
-        num_workers: how many.
-        reason: why that many, for people; empty where the hub does not say.
-    """
+    """Number of processes that host the envs of a session, and the reason, for people."""
 
     num_workers: int
-    reason: str
+    reason: str  # empty where the hub does not say
 
 
 @dataclass(frozen=True)
 class SessionDescription:
-    """Description of a session, which stays the same where it goes on with another hub."""
+    """What a hub says of a session; it stays the same where the session goes on with another hub."""
 
     num_envs: int
     vector: bool  # whether each worker's envs are one vector env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import secrets
 import sys
 import time
@@ -11,22 +12,24 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envhub import errors
 from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramEnvironment
 from envhub.secret import Secret
-from envhub.transport.address import guarded
+from envhub.transport.address import guarded, parse
+from envhub.values.compression import available
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.templates import InfoTemplates
 from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub import program_hub
-from envhub_client.private_hub.program_environment import program_environment
-from envhub_client.session.description import Sizing, ValueCodec, describe
-from envhub_client.session.make_request import chosen_compression, filled_in
-from envhub_client.session.options import SessionOptions
+from envhub_client.private_hub.program_environment import by_value_if_unimportable, program_environment
+from envhub_client.session.description import SessionDescription, Sizing, ValueCodec, describe
+from envhub_client.session.factories import own_python, pickled_for_workers
+from envhub_client.session.options import PRIVATE, SessionOptions
 
 if TYPE_CHECKING:
     from envhub_client.private_hub.process import PrivateHub
@@ -38,32 +41,23 @@ log = logging.getLogger("envhub")
 
 
 class SessionMaker:
-    """Makes a session, or takes one over.
+    """Makes a session, or takes one over: on the hub at an address, or without one on the private hub."""
 
-    Attributes:
-        hub: the address or name of the hub, as it was given; None for the private hub.
-        options: of the session.
-        values: encodes for this hub.
-        connection: of the session, once it was asked for.
-        description: of that session.
-        sizing: how many processes host its envs.
-        adopted_s: when that session was taken into use, on the monotonic clock.
-        losses: the number of sessions before it, in a row, that ended soon.
-        compression: how its observations are compressed on the wire lane; empty for not at all.
-        closed: whether the end of the session has begun.
-        keeps_last: whether the lane has ``last_observations``.
-        is_wanted: returns whether the envs that are being made are still wanted; None where that is not asked.
-    """
+    connection: Connection  # of the session, once it was asked for
+    description: SessionDescription
+    sizing: Sizing
+    compression: str  # of its observations on the wire lane; empty for none
+    adopted_s: float  # when the session was taken into use, on the monotonic clock
 
     def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
-        """Say what is to be made, and where; without an address on the private hub."""
         self.hub: str | Secret[str] | None = guarded(address)
         self.values = ValueCodec(allow_pickle=address is None)
         self.options = options
-        self.closed = self.keeps_last = False
-        self.losses = 0
+        self.closed = False  # or its end has begun
+        self.keeps_last = False  # whether the lane is to have ``last_observations``
+        self.losses = 0  # of sessions before it, in a row, that ended soon
+        self.is_wanted: Callable[[], bool] | None = None  # asked while envs are made; None: they are
         self._make = make
-        self.is_wanted: Callable[[], bool] | None = None
         self._connections: list[Connection] = []  # every one on which a session of ours may be
 
     def make(
@@ -74,8 +68,8 @@ class SessionMaker:
     ) -> HubLane:
         """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end`` to do.
 
-        The connection may take ``timeout`` seconds, by default 10; building the envs is not timed. In place of a lost
-        session, ``num_workers`` is how many processes there must be, and ``seeds`` are of the envs' first resets.
+        In place of a lost session, ``num_workers`` is how many processes there must be, and ``seeds`` are of the envs'
+        first resets.
         """
         timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
         private = program_hub() if self.hub is None else None
@@ -117,22 +111,58 @@ class SessionMaker:
         num_workers: int | None = None,
         seeds: Sequence[int | None] | None = None,
     ) -> None:
-        """Ask for a session by this connection; ``made`` waits for it. In place of a lost session as for ``make``.
-
-        Raises:
-            RequestRefused: the hub is too old for an option.
-            TypeError: an option cannot be pickled.
-        """
+        """Ask for a session by this connection; ``made`` waits for it. Errors as for ``_complete``."""
         self._connections.append(connection)  # before there is a session on it: an interrupt may come as soon as it is
         self.connection = connection
         if isinstance(self._make, Attach):
             connection.send(Op.ATTACH, self._make)
         else:
             connection.row_offset, connection.num_envs = self._make.row_offset, self._make.num_envs
-            own = [*(seeds or ())]
-            own = own if any(seed is not None for seed in own) else []
-            make = replace(self._make, seeds=own, fresh=seeds is not None)
-            connection.send(Op.MAKE, filled_in(make, self.options, connection, program_environment, num_workers))
+            make = self._complete(self._make, program_environment, num_workers)
+            if seeds is not None:
+                own = [] if all(seed is None for seed in seeds) else [*seeds]
+                make = replace(make, seeds=own, fresh=True)
+            connection.send(Op.MAKE, make)
+
+    def _complete(
+        self, make: Make, program_environment: ProgramEnvironment | None, num_workers: int | None = None
+    ) -> Make:
+        """The request with what the options say; ``program_environment`` is the program's, of a private hub.
+
+        Raises:
+            RequestRefused: an option is one for private hubs, or one side cannot compress so.
+            TypeError: ``worker_setup`` cannot be pickled.
+        """
+        options, hosting, setup = self.options, self.options.hosting, self.options.hosting.worker_setup
+        if program_environment is not None:
+            python = "" if hosting.python is None else os.path.expanduser(str(hosting.python))
+            program_environment = replace(program_environment, python=python, rendering=hosting.rendering or "")
+            if isinstance(setup, str):
+                setup = by_value_if_unimportable(setup)
+        elif chosen := [name for name in PRIVATE if getattr(hosting, name) is not None]:
+            text = "for private hubs (hub=None) only; its operator says it"
+            raise errors.RequestRefused(f"{' and '.join(chosen)}: {text}")
+        fields: dict[str, Any] = {"worker_setup": setup or ""}
+        if not (setup is None or isinstance(setup, str)):
+            code = pickled_for_workers("worker_setup", setup)
+            fields = {"worker_setup_code": code, "python": make.python or own_python()}
+        if num_workers is None and not isinstance(options.num_workers, str):
+            num_workers = options.num_workers
+        return replace(
+            make,
+            num_workers=num_workers,
+            autoreset_mode=options.autoreset_mode.value,
+            observation_mode=options.observation_mode if isinstance(options.observation_mode, str) else "different",
+            program_environment=program_environment,
+            columns=True,
+            spin_us=options.spin_us,
+            pin=options.pin,
+            compression=_chosen_compression(options.compression, self.connection),
+            faults=options.faults.wire(),
+            heartbeat_s=HEARTBEAT_MS / 1000,
+            hosting=hosting.wire(),
+            **fields,
+        )
 
     def made(self, timeout: float | None = None) -> Made:
         """Wait for the session that was asked for last, until its envs are built; errors as for ``Session``.
@@ -144,26 +174,20 @@ class SessionMaker:
         try:
             made: Made = connection.result(timeout).message
         finally:
-            connection.reports.making_line.end()
-        asked, wanted = self._make, None if isinstance(self._make, Attach) else self._make.num_envs
-        if isinstance(asked, Attach) and made.num_envs != len(made.steps):
-            text = f"gave {made.num_envs} envs, and steps of {len(made.steps)}"
-            raise errors.RemoteProtocolError(f"{errors.hub_at(connection.address)} {text}")
-        if wanted not in (None, made.num_envs):
-            text = f"made {made.num_envs} envs in place of {wanted}"
+            connection.reports.end_making()
+        text, asked = "", self._make
+        if isinstance(asked, Attach):
+            if made.num_envs != len(made.steps):
+                text = f"gave {made.num_envs} envs, and steps of {len(made.steps)}"
+        elif made.num_envs != asked.num_envs:
+            text = f"made {made.num_envs} envs in place of {asked.num_envs}"
+        if text:
             raise errors.RemoteProtocolError(f"{errors.hub_at(connection.address)} {text}")
         connection.num_envs = made.num_envs
         return made
 
     def describe(self, made: Made) -> HubLane:
-        """Use the session that was made; returns its lane.
-
-        That is the shared lane where it can be had, on the hub's machine, else the wire lane.
-
-        Raises:
-            UnsupportedSpace: a space has no form on the network.
-            RemoteProtocolError: the hub does not describe the session.
-        """
+        """Use the session that was made; returns its lane: the shared one where both sides have it, else the wire."""
         connection = self.connection
         try:
             self.description = description = describe(made, self._make, self.options, self.values)
@@ -174,7 +198,7 @@ class SessionMaker:
             raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
         options, templates = self.options, InfoTemplates(connection)
-        self.compression, leaves = chosen_compression(options, connection), description.observation_leaves
+        self.compression, leaves = _chosen_compression(options.compression, connection), description.observation_leaves
         wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, self.compression, self.keeps_last)
         lane: HubLane = wire
         if options.lane == "auto" and sys.platform == "linux":
@@ -185,7 +209,6 @@ class SessionMaker:
         return lane
 
     def give_up(self) -> None:
-        """Give up the request that is pending at the hub, if there is one."""
         self.connection.give_up()
 
     def end_on_hub(self) -> None:
@@ -207,7 +230,7 @@ def end_sessions(
     deadline: Deadline | None = None,
     wait: Callable[[Connection, float | None], object] = Connection.result,
 ) -> None:
-    """End the sessions of these connections, all at the same time, ``wait`` for each, and close the connections.
+    """End the sessions of these connections, all at the same time, and close the connections.
 
     Their envs are closed, or with ``terminate`` killed. At the deadline or an interrupt those that still close are
     killed, and the hub says which.
@@ -260,3 +283,19 @@ def _ending(connection: Connection) -> Iterator[None]:
             raise  # of a signal handler
         level = logging.DEBUG if raised is None else logging.ERROR
         log.log(level, "closing a session of %s: %s", errors.hub_at(connection.address), raised or error)
+
+
+def _chosen_compression(wanted: str | None, connection: Connection) -> str:
+    """The method that both sides have of what was asked for; empty for none."""
+    address = parse(connection.address)
+    if wanted is None or (wanted == "auto" and (address.is_ipc or address.is_loopback)):
+        return ""
+    theirs, ours = connection.welcome.compressions, available()
+    if wanted == "auto":
+        return next((method for method in ours if method in theirs), "")
+    for side, methods in ((errors.hub_at(address.text), theirs), ("this client", ours)):
+        if wanted not in methods:
+            raise errors.RequestRefused(
+                f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
+            )
+    return wanted

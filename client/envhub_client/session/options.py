@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,28 @@ from envhub_client.record_options import RecordOptions
 
 Policy = Literal["truncate", "raise"]
 InvalidPolicy = Literal["truncate", "raise", "pass"]
+
+
+def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown(value)}")
+
+
+def _check_seconds(name: str, value: object, least: float = 0.0) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, got {shown(value)}")
+    if not least <= value <= SECONDS_MAX:  # NaN, too, is not between them
+        raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
+
+
+def _check_count(name: str, unit: str, value: object, most: int) -> None:
+    if value is None:
+        return
+    if type(value) is not int:
+        raise TypeError(f"{name} must be a number of {unit}, an int, got {shown(value)}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -68,17 +89,9 @@ class FaultOptions:
 
     def __post_init__(self) -> None:
         for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
-            allowed = get_args(InvalidPolicy if name == "on_invalid" else Policy)
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(getattr(self, name))}"
-                )
+            _check_choice(name, getattr(self, name), get_args(InvalidPolicy if name == "on_invalid" else Policy))
         for name in TIMES:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number of seconds, got {shown(value)}")
-            if not math.isfinite(value) or not (0 if name == "restart_wait" else 0.001) <= value <= SECONDS_MAX:
-                raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
+            _check_seconds(name, getattr(self, name), 0 if name == "restart_wait" else 0.001)
         if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
             raise TypeError(f"restarts_max must be an int, got {shown(self.restarts_max)}")
         if not 0 <= self.restarts_max <= RESTARTS_MAX:
@@ -154,10 +167,8 @@ class HostingOptions:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
         if not isinstance(self.python, (str, Path, type(None))):
             raise TypeError(f"python must be the path of an interpreter, got {shown(self.python)}")
-        if self.rendering not in (None, *get_args(Rendering)):
-            raise ValueError(
-                f"rendering must be {' or '.join(map(repr, get_args(Rendering)))}, got {shown(self.rendering)}"
-            )
+        if self.rendering is not None:
+            _check_choice("rendering", self.rendering, get_args(Rendering))
         setup = self.worker_setup
         if isinstance(setup, str) and not is_function_name(setup):
             raise ValueError(
@@ -189,17 +200,8 @@ def _check_recycle(recycle: object) -> None:
     for name, value in recycle.items():
         if name != "age_s":
             _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= SECONDS_MAX:
-            raise ValueError(f"recycle's age_s must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
-
-
-def _check_count(name: str, unit: str, value: object, most: int) -> None:
-    if value is None:
-        return
-    if type(value) is not int:
-        raise TypeError(f"{name} must be a number of {unit}, an int, got {shown(value)}")
-    if not 0 <= value <= most:
-        raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
+        else:
+            _check_seconds("recycle's age_s", value)
 
 
 HOSTING_FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))
@@ -223,16 +225,14 @@ def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
 
 
 def checked_info_mode(mode: InfoMode) -> InfoMode:
-    if mode not in get_args(InfoMode):
-        raise ValueError(f"info_mode must be 'batched' or 'by_env', got {shown(mode)}")
+    _check_choice("info_mode", mode, get_args(InfoMode))
     return mode
 
 
 def checked_lane(lane: LaneName | None) -> LaneName:
     """The lane itself; in place of None the one of ``ENVHUB_LANE``, or ``"auto"`` where that is not set."""
     name = lane if lane is not None else os.environ.get(LANE_VARIABLE) or "auto"
-    if name not in get_args(LaneName):
-        raise ValueError(f"{'lane' if lane is not None else LANE_VARIABLE} must be 'auto' or 'wire', got {shown(name)}")
+    _check_choice("lane" if lane is not None else LANE_VARIABLE, name, get_args(LaneName))
     return cast("LaneName", name)
 
 
@@ -303,10 +303,7 @@ class SessionOptions:
             raise ValueError(
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
             )
-        if self.on_hub_loss not in get_args(HubLossPolicy):
-            raise ValueError(
-                f"on_hub_loss must be 'raise', 'recreate' or 'redistribute', got {shown(self.on_hub_loss)}"
-            )
+        _check_choice("on_hub_loss", self.on_hub_loss, get_args(HubLossPolicy))
         if self.hub_index is not None:
             if not isinstance(cast("object", self.hub_index), (int, np.integer)):
                 raise TypeError(f"hub_index must be a whole number or None, got {shown(self.hub_index)}")

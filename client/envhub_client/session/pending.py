@@ -18,7 +18,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import ConnectionInUse, Forked, HubTimeout
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed, SessionInUse
-from envhub_client.connection.keepalive import NOT_BLOCKING
+from envhub_client.connection.connection import NOT_BLOCKING
 from envhub_client.frames import hide_frames
 
 Result = TypeVar("Result")

@@ -47,10 +47,9 @@ class OwnHub(NamedTuple):
 
 
 class LocalSockets:
-    """The socket and the side socket of a hub: those of this program's own hub, or those at an ipc address."""
+    """The socket and the side socket of a hub: those at an ipc address, or of ``own``, which keeps its descriptors."""
 
     def __init__(self, path: str, own: OwnHub | None = None) -> None:
-        """At this path; of ``own``, whose descriptors stay the caller's, wherever that may be."""
         self._path = path
         self._own = None if own is None else (FileIO(os.dup(own.socket)), FileIO(os.dup(own.side)))
         self._file: FileIO | SocketAtPath | None = None if self._own is None else self._own[0]
@@ -113,7 +112,6 @@ class LocalSockets:
             return None
 
     def close(self) -> None:
-        """Close the files; sockets that are connected stay so."""
         for file in self._own or (self._file,):
             if file is not None:
                 file.close()

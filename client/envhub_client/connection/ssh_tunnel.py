@@ -111,8 +111,7 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     atexit.register(_close, ssh, folder, os.getpid())
     until_s = time.monotonic() + OPEN_S
     while not socket.exists():
-        is_late = time.monotonic() >= until_s
-        if is_late or ssh.poll() is not None:
+        if (is_late := time.monotonic() >= until_s) or ssh.poll() is not None:
             _close(ssh, folder, os.getpid())
             raise _unreachable(host, said.text(), is_late)
         time.sleep(POLL_S)
@@ -120,7 +119,6 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
 
 
 def _default_path(host: str, command: list[str]) -> str:
-    """Default address of a hub on that machine, for that user."""
     # No input: it is the program's. ssh asks for a passphrase or a password on the terminal itself, /dev/tty.
     ssh = subprocess.Popen(
         [*command, host, _DEFAULT_PATH], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -44,9 +44,8 @@ class ConnectionContext(zmq.Context["zmq.Socket[bytes]"]):
 class SharedContext:
     """The one ZeroMQ context of a program, made at its first use, which all of its connections share.
 
-    A context has an I/O thread, which wakes up for every message. With a context for each of many connections, the
-    threads take turns at the CPUs, and a step of 8 CartPoles costs nearly twice the CPU time. It belongs to the library
-    alone, so a program may use and terminate ``zmq.Context.instance()`` as it likes.
+    Each context has an I/O thread. With one for each of many connections, a step of 8 CartPoles costs nearly twice the
+    CPU time. The program may use and terminate ``zmq.Context.instance()`` as it likes.
     """
 
     def __init__(self, inherited: SharedContext | None = None) -> None:
@@ -88,14 +87,13 @@ class Waiter(Protocol):
     def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
         """The descriptors that are readable, each with its events; none after ``timeout_s`` seconds or earlier."""
 
-    def close(self) -> None:
-        """End it; again, after an interrupt."""
+    def close(self) -> None: ...
 
 
 if sys.platform != "win32":
 
     class PollWaiter:
-        """Waits by ``select.poll``."""
+        """A ``Waiter`` by ``select.poll``."""
 
         def __init__(self) -> None:
             poll = select.poll()
@@ -112,7 +110,7 @@ if sys.platform != "win32":
 
 
 class SelectWaiter:
-    """Waits by ``select.select``, for at most ``TURN_S``."""
+    """A ``Waiter`` by ``select.select``, for at most ``TURN_S``."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -170,7 +168,6 @@ class ZeroMqTransport:
     """Messages over ZeroMQ, to the hub at an address or of a name."""
 
     def __init__(self, address: str | Secret[str], own: OwnHub | None = None) -> None:
-        """Say where to connect to; ``own`` is this program's own hub, if it is that."""
         self._refusals = Refusals(envhub_address.guarded(address))
         self.address = self._refusals.target.text
         self.local_sockets: LocalSockets | None = None
@@ -193,7 +190,7 @@ class ZeroMqTransport:
 
     @property
     def closed(self) -> bool:
-        """True if all of it is closed; after an interrupted ``close`` it is not."""
+        """True once ``close`` has returned."""
         return self._context is not None and bool(self._context.closed)
 
     def open(self, protocol: ClientProtocol) -> None:
@@ -247,15 +244,10 @@ class ZeroMqTransport:
     def advice(self) -> str:
         if self.local_sockets is not None:
             return self.local_sockets.why_silent()
-        if why := self._why_unresolved():
-            return why
-        return (
-            self._protocol.obstacle
-            or "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
-        )
+        usual = "is `envhub serve --bind` running there, is the port right, does a firewall stand between?"
+        return self._why_unresolved() or self._protocol.obstacle or usual
 
     def _why_unresolved(self) -> str:
-        """The reason why the host has no address, with advice; empty if it has one."""
         target = self._refusals.target
         try:
             socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
@@ -357,7 +349,7 @@ class ZeroMqTransport:
             self._protocol.refused(time.monotonic())
 
     def _on_refusal(self, event: int, value: int) -> bool:
-        """Note a handshake that failed; returns whether there is another key by now, with which to connect again."""
+        """Note a handshake that failed; returns whether there is another key now, with which to connect again."""
         renewed = False
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._refusals.target.keys is None:
             self._protocol.obstacle, self._again_s = OTHERS_CONNECTED, time.monotonic() + AGAIN_S
@@ -385,7 +377,7 @@ class ZeroMqTransport:
         return False
 
     def reconnect(self) -> None:
-        """Connect again before the next use, and drop what arrived and was not heard."""
+        """Connect again before the next use, and drop what arrived and was not taken in."""
         self._whole = False
 
     def _replace_torn_sockets(self) -> None:

@@ -27,7 +27,6 @@ EnvIds = Sequence[int] | np.ndarray | None  # numbers of envs; None for all
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
-    """One seed or None per env; empty where there are none."""
     if seed is None:
         return []
     if isinstance(seed, (int, np.integer)):
@@ -50,7 +49,7 @@ def options_of(options: Sequence[dict[str, Any] | None], num_envs: int) -> Seque
 
 
 def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool], dict[str, Any] | None]:
-    """The mask, empty where there is none, and the options without it."""
+    """The mask, or an empty one, and the options without it."""
     if not isinstance(options, (Mapping, type(None))):
         raise TypeError(f"options must be a dict, or a list with one or None for each env, got {options!r}")
     if options is None or "reset_mask" not in options:
@@ -70,7 +69,6 @@ def split_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[list[bool
 
 
 def checked_env_ids(env_ids: EnvIds, num_envs: int) -> np.ndarray:
-    """The numbers of envs as int64; of all envs for None."""
     rows = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size:
         raise ValueError(f"env_ids must be a sequence of numbers of envs, got {env_ids!r}")
@@ -80,7 +78,6 @@ def checked_env_ids(env_ids: EnvIds, num_envs: int) -> np.ndarray:
 
 
 def parts_of_actions(space: Space[Any], actions: Any, count: int) -> list[Any]:
-    """The leaves of a batch of this many actions of a space."""
     try:
         return spaces.flatten(space, actions)
     except (LookupError, TypeError, ValueError) as error:
@@ -89,7 +86,6 @@ def parts_of_actions(space: Space[Any], actions: Any, count: int) -> list[Any]:
 
 
 def check_start_method(name: str | None) -> None:
-    """Refuse what is no start method of ``multiprocessing`` here, as it does; None is the default one."""
     if name not in (None, *get_all_start_methods()):
         raise ValueError(f"cannot find context for {name!r}")
 
@@ -103,10 +99,9 @@ class Origin(NamedTuple):
     kwargs: Mapping[str, Any] = {}  # with which ``spec`` makes the envs
 
     def vector_spec(self, description: SessionDescription, trusts_hub: bool) -> EnvSpec | None:
-        """The spec that makes the vector env again, as ``gymnasium.make_vec`` says it in ``spec``; None for none.
+        """The spec that makes the vector env again, as ``gymnasium.make_vec`` says it in ``spec``; None of factories.
 
-        It is that of the envs, else that of the program. No spec says what factories do. What is run by it is the
-        program's choice, and the hub's only with ``trusts_hub``.
+        What is run by it is the program's choice, and the hub's only with ``trusts_hub``.
         """
         single = description.env_spec or self.spec
         if single is None or not isinstance(self.env, str):
@@ -141,8 +136,8 @@ def _described(factory: Any) -> tuple[str, dict[str, Any]]:
 def environment(envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
     """Spec by which one env of ``envs`` can be made here; None if it cannot be written down.
 
-    It is the env's own spec if the envs are this program's own, or if its id is registered in this program, too, and it
-    has no arguments but those that this program knows; else it is an env of the same hub, by ``EnvHub/Remote-v0``.
+    It is the env's own spec if the envs are this program's own, or as for ``own_spec``; else it is an env of the same
+    hub, by ``EnvHub/Remote-v0``.
     """
     base: Any = envs.unwrapped
     if base.env_spec is None:

@@ -44,7 +44,7 @@ class Rendering:
         return None
 
     def after_failure(self, call: Call, error: WorkerDied | EnvTimeout) -> Call:
-        """The call to make after one that ended so: an env that died is made again, and left alone until its reset."""
+        """The call to make after one in which an env died: it is made again, and left alone until its reset."""
         policy = self._faults.on_timeout if isinstance(error, EnvTimeout) else self._faults.on_crash
         if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
             raise error
@@ -99,12 +99,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @exclusive
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Begin a call.
-
-        Raises:
-            SessionBusy: another request is pending.
-            SessionClosed: after ``close``.
-        """
+        """Begin a call."""
         self._check_call("call_async", name)
         self._begin_call(self._call_of(name, args, kwargs))
 
@@ -155,7 +150,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             ValueError: ``env_ids`` are not different numbers of envs.
-            Exception: as for ``call``; and ``RequestRefused`` by a hub that is too old for this.
+            Exception: as for ``call``.
         """
         rows = self._checked_rows("call_some", name, env_ids)
         return self._called(self._call_of(name, args, kwargs, rows), rows)
@@ -164,9 +159,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def attr_is_callable(self, name: str, env_ids: EnvIds = None) -> tuple[bool, ...]:
         """Tell of every env, or of these, if the attribute is a method, or another callable; nothing is called.
 
-        Raises:
-            AttributeError: the envs have no such attribute.
-            Exception: as for ``call_some``.
+        Errors as for ``call_some``.
         """
         rows = self._checked_rows("attr_is_callable", name, env_ids)
         return self._called(Call(name, b"", only_kind=True, rows=sorted(rows)), rows)

@@ -22,8 +22,6 @@ _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
 
 
 class _Envs(VectorEnv[Any, Any, np.ndarray]):
-    """Lays infos out for ``num_envs`` envs."""
-
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
 
@@ -48,14 +46,14 @@ class Infos:
         return rewards
 
     def batched_of(self, env_ids: np.ndarray) -> dict[str, Any]:
-        """All of them as one, with a place for each of ``env_ids``, which ascend and are all that there are."""
+        """All of them as one, with a place for each of ``env_ids``, which ascend."""
         places = {row: place for place, row in enumerate(env_ids.tolist())}
         groups = [group._replace(rows=np.searchsorted(env_ids, group.rows)) for group in self._groups]
         maps = {places[row]: info for row, info in self._maps.items()}
         return Infos(maps, groups).batched(_Envs(len(env_ids)))
 
     def by_env(self) -> dict[int, dict[str, Any]]:
-        """The info of each env as it gave it; an empty one may be left out."""
+        """The info of each env; an empty one may be left out."""
         infos = dict(self._maps)
         for template, rows, records in self._groups:
             infos.update(zip(rows.tolist(), template.infos(records), strict=True))
@@ -188,10 +186,7 @@ class Observations:
         same_step: bool = False,
         hub_of: Callable[[int], str | None] = lambda env: None,
     ) -> None:
-        """Prepare results of ``num_envs`` envs; with ``same_step`` infos have an episode's last observation, too.
-
-        ``hub_of`` returns the name of an env's hub, for its failures.
-        """
+        """With ``same_step`` infos have an episode's last observation, too; ``hub_of`` an env is its hub's name."""
         self.space = single_space
         self._same_step, self._hub_of = same_step, hub_of
         self._allow_pickle = allow_pickle
@@ -204,7 +199,7 @@ class Observations:
         self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
 
     def take(self, batch: Batch) -> Infos:
-        """Read the blobs of a batch: keep the observations in them, and return the infos."""
+        """The infos of a batch; observations of no fixed size, which are in the same blobs, are kept."""
         env_ids = None if batch.env_ids is None else batch.env_ids.tolist()
         if self.has_object_leaves and len(batch.rows) != len(self._objects if env_ids is None else env_ids):
             raise UnreadableRow(0, f"there are observations of no fixed size of {len(batch.rows)} envs")
@@ -279,7 +274,7 @@ def _places(value: object, place: str) -> Iterator[tuple[str, codec.Represented]
 
 
 class Rewards:
-    """The rewards of one vector env."""
+    """The rewards of one vector env, which may have axes."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()  # empty until an env has given one with axes

@@ -27,7 +27,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.spec = envs.env_spec
 
     def refuse_reward_axes(self, who: str) -> None:
-        """Refuse rewards as ``HubVectorEnv.refuse_reward_axes``."""
+        """Refuse rewards as ``HubVectorEnv.refuse_reward_axes`` does."""
         self._envs.refuse_reward_axes(who)
 
     @hiding_frames

@@ -58,6 +58,9 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
     ``*_async`` and ``*_wait`` halves, ``call``, ``get_attr`` and ``set_attr``. A wait that timed out can be repeated.
 
+    Every method may raise ``SessionClosed``, after ``close``, and an ``EnvHubError`` of its hub, such as ``HubLost``.
+    One that begins a request raises ``SessionBusy`` while another one is pending.
+
     Attributes:
         autoreset_mode: as in Gymnasium.
         env_spec: the ``EnvSpec`` of a single env, or None where it has none that can be carried. Of a hub on the
@@ -129,7 +132,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def info_mode(self) -> InfoMode:
         """Form of the infos that ``reset``, ``step`` and ``recv`` return, as for ``envhub.make_vec``.
 
-        It can be assigned. Results from then on have the new form.
+        It can be assigned, for the results from then on.
         """
         return self._info_mode
 
@@ -144,10 +147,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def lane(self) -> str:
-        """Lane by which the envs are stepped.
-
-        ``"shared"``, in their workers' own memory, or ``"wire"``, by messages.
-        """
+        """Lane by which the envs are stepped: ``"shared"``, in their workers' memory, or ``"wire"``, by messages."""
         return self._session.lane.name
 
     @property
@@ -213,7 +213,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             TypeError: it is none.
             SessionBusy: a request is pending, or envs are under way.
-            SessionClosed: after ``close``.
         """
         if not isinstance(observer, StepObserver):
             raise TypeError(f"observer must be an envhub.StepObserver, got {shown(observer)}")
@@ -227,7 +226,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             ValueError: it is no observer of these envs.
             SessionBusy: a request is pending, or envs are under way.
-            SessionClosed: after ``close``, which has closed it.
         """
         self._session.check_free("remove_observer")
         others = tuple(each for each in self._observers if each is not observer)
@@ -272,12 +270,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         options: Options = None,
         env_ids: EnvIds = None,
     ) -> None:
-        """Begin a reset; arguments and errors as for ``reset``.
-
-        Raises:
-            SessionBusy: another request is pending.
-            SessionClosed: after ``close``.
-        """
+        """Begin a reset; arguments and errors as for ``reset``."""
         if env_ids is None:
             resets_all = not (isinstance(options, dict) and "reset_mask" in options)
         else:
@@ -324,7 +317,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         return result
 
     def _tell(self, tell: Callable[[StepObserver], None]) -> None:
-        """Tell the observers of the pending request's result, without those that an interrupted wait has told."""
+        """Tell the observers of the result, without those that an interrupted wait has told."""
         pending = self._session.pending
         state, kept, notified = pending.state, pending.kept, pending.notified
         try:
@@ -342,7 +335,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             pending.state, pending.kept, pending.notified = state, kept, notified
 
     def _break_off(self, error: BaseException) -> None:
-        """Tell the observers that what was begun ended by this error, unless it can be waited for again."""
         if not isinstance(error, STILL_PENDING):
             for observer in self._observers:
                 observer.broken_off(error)
@@ -353,7 +345,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         hide_frames(error)
 
     def _forget(self, error: BaseException) -> None:
-        """Give up what was begun, after this error in a call that both begins and waits."""
         if self._session.pending.state is not AsyncState.DEFAULT:
             self._break_off(error)
         self._session.pending.forget(error)
@@ -388,12 +379,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @exclusive
     def step_async(self, actions: Any) -> None:
-        """Begin a step; arguments and errors as for ``step``.
-
-        Raises:
-            SessionBusy: another request is pending.
-            SessionClosed: after ``close``.
-        """
+        """Begin a step; arguments and errors as for ``step``."""
         session = self._session
         session.check_free("step_async")
         parts = [actions] if self._flat_actions else parts_of_actions(self.single_action_space, actions, self.num_envs)
@@ -455,7 +441,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         return observations, rewards, terminations, truncations, laid_out
 
     def _read_rows(self, min_envs: int, timeout: float | None) -> PartReturn:
-        """The results of the envs that are done, once these are ``min_envs``."""
         deadline = None if timeout is None else Deadline(timeout)
         batch = self._session.lane.wait_rows(min_envs, timeout)
         arrays, rewards, terminations, truncations, _, _, env_ids = batch
@@ -506,9 +491,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
-            SessionBusy: another request is pending. On the wire lane to a hub of protocol 1.2 or earlier, also a
-                ``recv`` that timed out.
-            SessionClosed: after ``close``.
         """
         self._check_partial_batches()
         self._session.check_free("send", among_others=True)
@@ -583,9 +565,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
         Raises:
             RequestRefused: the envs are this program's private hub's, which ends with it.
-            HubLost: the hub is known to be lost, and the session with it.
             SessionBusy: a request is pending, or envs are under way.
-            SessionClosed: after ``close``.
         """
         self._session.detach()
         self._close_observers()

@@ -362,7 +362,7 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
 
 
 def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
-    """The hubs that one or several names stand for now, in their order; none may be named twice."""
+    """The hubs that a name or several stand for now, in their order; none may be named twice."""
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
     chosen = [member for hub in named for member in members(hub)]
     if not chosen:

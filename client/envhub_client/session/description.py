@@ -100,7 +100,7 @@ class Sizing(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionDescription:
-    """What a hub says of a session; it stays the same where the session goes on with another hub."""
+    """Description of a session by its hub; it stays the same where the session goes on with another hub."""
 
     num_envs: int
     vector: bool  # whether each worker's envs are one vector env

@@ -64,7 +64,6 @@ class HubConfig(HubOptions):
     program: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Check every value; raises ``ValueError``."""
         check_options(self, HubOptions)
         check_distinct("bind", self.bind)
         check_distinct("gpus", self.gpus)
@@ -163,11 +162,11 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but mos
 
 
 class TomlError(ValueError):
-    """A text is not valid TOML; the message begins with the file's name, and says the problem and its place."""
+    """A text is not valid TOML; the message is what follows the file's name."""
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Read the table in a text; raises ``TomlError``."""
+    """Raises ``TomlError``, which says the problem and its place."""
     try:
         table: dict[str, Any] = tomllib.loads(text)
         return table
@@ -196,39 +195,25 @@ FILE_BYTES_MAX = 1 << 20
 OPTIONS, KEYS_OF_ENVS = kinds_of(HubOptions), kinds_of(EnvSettings)
 
 
-class HubFileError(ValueError):
-    """A hub's file cannot be used."""
+def read_hub_file(path: Path) -> tuple[dict[str, Any], dict[str, EnvSettings]]:
+    """The options that a file has, and the settings of each env by the name under which it is offered.
 
-
-@dataclass(frozen=True)
-class HubFile:
-    """Content of a file."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the hub, those alone that the file has, by name
-    # The settings of each environment, by the name under which it is offered.
-    envs: Mapping[str, EnvSettings] = field(default_factory=dict)
-
-
-def read_hub_file(path: Path) -> HubFile:
-    """Read this file; raises ``HubFileError``."""
+    Raises ``OptionError``.
+    """
     try:
         content = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:
-        raise HubFileError(f"{path} cannot be read: {error.strerror}") from error
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except TomlError as error:
-        raise HubFileError(f"{path} {error}") from error
+        raise OptionError(f"{path} {error}") from error
     except UnicodeDecodeError as error:
-        raise HubFileError(f"{path} is no TOML: {error}") from error
+        raise OptionError(f"{path} is no TOML: {error}") from error
     envs = content.pop("envs", {})
     if not isinstance(envs, dict) or not all(isinstance(table, dict) for table in envs.values()):
-        raise HubFileError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
+        raise OptionError(f"{path}: envs has a table for each environment, such as [envs.NAME]")
     where, folder = f"{path}: ", path.absolute().parent
-    try:
-        options = options_from(content, HubOptions, where, folder, key_text, _hint_of_hub)
-        tables = {name: _settings(name, table, f"{where}{heading(name)} ", folder) for name, table in envs.items()}
-    except OptionError as error:
-        raise HubFileError(str(error)) from error
-    return HubFile(options, tables)
+    options = options_from(content, HubOptions, where, folder, key_text, _hint_of_hub)
+    return options, {name: _settings(name, table, f"{where}{heading(name)} ", folder) for name, table in envs.items()}
 
 
 def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> EnvSettings:

@@ -31,7 +31,6 @@ class NonblockingWriter:
 
     @property
     def gone(self) -> bool:
-        """True if the descriptor has no reader any more."""
         return any(events & ~select.POLLOUT for _, events in self._poll.poll(0))
 
     def write(self, raw: bytes) -> int:
@@ -83,10 +82,6 @@ class HubStream(io.TextIOBase):
         return os.isatty(self._writer.descriptor)
 
 
-def _stderr() -> Any:
-    return HubStream(2)
-
-
 LIMIT_S = 10.0  # the period of the limit
 LINES_MAX = 300  # of an event, from one source, in a period: a session may have a line for each of 256 workers
 SOURCES_MAX = 64  # of an event, that have lines of their own
@@ -132,16 +127,9 @@ _limit = LineLimit()
 
 
 def _is_admitted(event: str, line: Mapping[str, Any], once_per: Sequence[str] | None) -> bool:
-    """True if a line is not one too many; ``once_per`` has the fields of which equal ones have one line in a period."""
     kind = hash(tuple(str(line.get(name)) for name in once_per or line))
     source = f"{line.get('client', '')}@{network_of(str(line.get('host', line.get('uid', ''))))}"
     return _limit.admits(event, source, kind, time.monotonic())
-
-
-def as_logged(value: Any) -> Any:
-    """The value of a line's field, without what may be a secret, and if it is a text at most so long."""
-    value = without_secrets(value)
-    return shortened(value, FIELD_CHARS_MAX) if isinstance(value, str) else value
 
 
 _level: int | None = None  # from which on lines are written; None where a program's own structlog writes them
@@ -160,20 +148,15 @@ def _own_logger() -> Any:
     """A logger of structlog's. Importing that takes 0.1 s, and a hub that logs errors only seldom needs it."""
     import structlog
 
+    stderr: Any = HubStream(2)
     processors = structlog.processors
     json = [processors.format_exc_info, processors.JSONRenderer()]
     rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
     return structlog.wrap_logger(
-        structlog.WriteLogger(_stderr()),
+        structlog.WriteLogger(stderr),
         processors=[processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True), *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
     )
-
-
-def _programs_logger(name: str) -> Any:
-    import structlog
-
-    return structlog.get_logger(name)
 
 
 def writes_json() -> bool:
@@ -182,7 +165,6 @@ def writes_json() -> bool:
 
 
 def json_line(event: str, **fields: Any) -> bytes:
-    """A line as the log has it, for what is written to another stream, or without the limit."""
     from structlog.processors import JSONRenderer, TimeStamper
 
     line = TimeStamper(fmt="iso", utc=True)(None, "", {**fields, "event": event, "level": "info"})
@@ -205,31 +187,28 @@ class Logger:
     def bind(self, **fields: Any) -> Logger:
         return Logger(self._name, **self._fields, **fields)
 
-    def debug(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        self._log("debug", logging.DEBUG, event, once_per, fields)
-
-    def info(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        self._log("info", logging.INFO, event, once_per, fields)
-
-    def warning(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        self._log("warning", logging.WARNING, event, once_per, fields)
-
-    def error(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        self._log("error", logging.ERROR, event, once_per, fields)
-
-    def exception(self, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
-        self._log("exception", logging.ERROR, event, once_per, fields)
-
-    def _log(self, method: str, level: int, event: str, once_per: Sequence[str] | None, fields: dict[str, Any]) -> None:
+    def _log(self, method: str, level: int, event: str, once_per: Sequence[str] | None = None, **fields: Any) -> None:
         if _level is not None and level < _level:
             return
         given = {**self._fields, **fields}
         if _level is not None and not _is_admitted(event, given, once_per):
             return
-        line = {name: as_logged(value) for name, value in given.items()}
+        line = {name: without_secrets(value) for name, value in given.items()}
+        line |= {name: shortened(text, FIELD_CHARS_MAX) for name, text in line.items() if isinstance(text, str)}
         try:
-            logger = _own_logger() if _level is not None else _programs_logger(self._name)
+            if _level is not None:
+                logger = _own_logger()
+            else:
+                import structlog
+
+                logger = structlog.get_logger(self._name)
         except (ImportError, OSError):  # no descriptor is left to import structlog with
-            _stderr().write(f"{event} {line}\n{traceback.format_exc()}")
+            HubStream(2).write(f"{event} {line}\n{traceback.format_exc()}")
         else:
             getattr(logger, method)(event, **line)
+
+    debug = functools.partialmethod(_log, "debug", logging.DEBUG)
+    info = functools.partialmethod(_log, "info", logging.INFO)
+    warning = functools.partialmethod(_log, "warning", logging.WARNING)
+    error = functools.partialmethod(_log, "error", logging.ERROR)
+    exception = functools.partialmethod(_log, "exception", logging.ERROR)

@@ -50,7 +50,6 @@ class Clock:
         return 0.0
 
     def note(self, at_s: float, lag_s: float) -> None:
-        """Note a lag: until ``at_s`` the hub read no descriptor for ``lag_s``."""
         while self._lags and self._lags[-1][1] <= lag_s:
             self._lags.pop()
         self._lags.append((at_s, lag_s))
@@ -80,7 +79,6 @@ class Timers(Generic[Key]):
         return self._heap[0][0] if self._heap else math.inf
 
     def set(self, key: Key, at_s: float) -> None:
-        """Replace the key's time; infinity removes it."""
         if at_s == self._at_s.get(key, math.inf):
             return
         if at_s == math.inf:
@@ -105,17 +103,13 @@ Act = Callable[[], None]
 
 
 class Schedule:
-    """The next time of each function, and the time at which the loop has to wake.
-
-    It owns the timers. A bound method is the same function whenever it is named.
-    """
+    """The next time of each function, and the time at which the loop has to wake."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._timers = clock, Timers[Act]()
         self.wake_s = math.inf  # when the loop wakes at the latest; infinity where no function has a time
 
     def set(self, act: Act, at_s: float) -> None:
-        """Replace the time at which ``act`` is called; infinity removes it."""
         self._timers.set(act, at_s)
         self.plan()
 
@@ -138,15 +132,11 @@ _DESCRIPTOR = itemgetter(0)
 class Source(Protocol):
     """The owner of descriptors that the loop waits for."""
 
-    def on_ready(self, descriptor: int) -> None:
-        """Handle a descriptor that is readable, or writable where ``want_writable`` asked for that."""
+    def on_ready(self, descriptor: int) -> None: ...
 
 
 class Poller:
-    """Descriptors, each with the source that handles it.
-
-    ``wait``: returns the descriptors that are ready within this many seconds; None waits without an end.
-    """
+    """Descriptors, each with the source that handles it."""
 
     def __init__(self) -> None:
         self._sources: dict[int, Source] = {}
@@ -177,7 +167,6 @@ class Poller:
             self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def unregister(self, descriptor: int) -> None:
-        """Cease to wait for the descriptor; it stays open."""
         if self._sources.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 

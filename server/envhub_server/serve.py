@@ -111,19 +111,15 @@ def config_of(entries: Sequence[str], arguments: HubArguments | None = None, fil
     Raises:
         ValueError: the file cannot be used, or a value is out of bounds.
     """
-    said = {} if arguments is None else options_from(given(arguments), HubOptions, "--", key=_flag)
-    from_file = config.read_hub_file(file) if file is not None else config.HubFile()
-    options = {"replays": default_path(os.environ), **from_file.options, **said}
+    dashed = options_from(given(arguments or HubArguments()), HubOptions, "--", key=lambda name: name.replace("_", "-"))
+    from_file, tables = config.read_hub_file(file) if file is not None else ({}, {})
+    options = {"replays": default_path(os.environ), **from_file, **dashed}
     if (replays := options["replays"]) is not None and os.path.lexists(replays) and not os.path.isdir(replays):
         raise ValueError(f"replays cannot be kept in {replays}, which is no folder; name another by --replays")
     try:
-        return HubConfig(envs=tuple(entries), tables=from_file.envs, **options)
+        return HubConfig(envs=tuple(entries), tables=tables, **options)
     except ValueError as error:
         raise ValueError(f"{error} (the command line and {file})" if file else str(error)) from error
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def check_config(config: HubConfig) -> None:

@@ -134,7 +134,7 @@ def test_files_of_hubs_are_understood(tmp_path: Path) -> None:
     assert len(texts) >= 2
     for text in texts:
         (tmp_path / "hub.toml").write_text(text)
-        assert config.read_hub_file(tmp_path / "hub.toml").envs
+        assert config.read_hub_file(tmp_path / "hub.toml")[1]
 
 
 def test_code_points_to_pages_that_exist() -> None:

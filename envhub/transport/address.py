@@ -69,7 +69,6 @@ def secret_text_of(key: Secret[bytes]) -> Secret[str]:
 
 
 def token_of(keys: HubKeys) -> Secret[str]:
-    """The part of an ``envhub://`` address before the ``@``."""
     return Secret(text_of(keys.server + keys.secret.reveal_secret()))
 
 
@@ -85,10 +84,7 @@ def quoted(text: str) -> str:
 
 
 def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> None:
-    """Write a line into a new file that only this user can read; with ``replace`` the file may exist.
-
-    Raises ``KeysError``.
-    """
+    """Write a line into a new file that only this user can read; with ``replace`` the file may exist."""
     import secrets
 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -112,7 +108,6 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
 
 
 def read_secret(path: Path) -> Secret[str]:
-    """The line in a private file; which are, and errors, as in ``read_private``."""
     return Secret(read_private(path))
 
 
@@ -199,7 +194,6 @@ class Address(Frozen):
 
     @property
     def is_loopback(self) -> bool:
-        """True for a TCP address that no other machine can reach."""
         if self.host == "localhost":
             return True
         try:
@@ -237,10 +231,7 @@ def written(hub: str | Secret[str]) -> str:
 
 
 def of_environment() -> Any:
-    """The hub's address in ``ENVHUB_ADDRESS``, ``guarded``; None if it is not set.
-
-    Raises ``AddressError``.
-    """
+    """The hub's address in ``ENVHUB_ADDRESS``, ``guarded``; None if it is not set."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
         raise AddressError(f"{ENVIRONMENT_VARIABLE}: {quoted(text)} has control characters, or is no UTF-8")
@@ -287,7 +278,6 @@ def parse(text: str | Secret[str]) -> Address:
 
 
 def parse_hub(text: str | Secret[str]) -> Address:
-    """Parse the address of a hub to connect to; raises ``AddressError``."""
     address = parse(text)
     if not address.is_ipc and not _can_be_a_host(address.host):
         raise AddressError(f"{quoted(address.host)} is no host; write its name or IP address, one of IPv6 in brackets")
@@ -328,12 +318,10 @@ def check_fleet_name(name: str) -> None:
 
 
 def default_address() -> str:
-    """The default address of ``envhub serve`` and of clients: a socket in this user's runtime folder."""
     return f"ipc://{runtime_folder() / 'hub.sock'}"
 
 
 def runtime_folder() -> Path:
-    """This user's folder for sockets; it need not exist yet."""
     if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given) / "envhub"
     if sys.platform == "win32":

@@ -41,7 +41,6 @@ class DescriptorReader:
         self.descriptors, self._received = [*self.descriptors, *descriptors], []
 
     def take(self, count: int) -> list[int]:
-        """Take the next descriptors, up to ``count``; the caller owns them."""
         taken, self.descriptors = self.descriptors[:count], self.descriptors[count:]
         return taken
 
@@ -53,7 +52,6 @@ class DescriptorReader:
 
 
 def above_stdio(descriptor: int) -> int:
-    """The descriptor, or a copy with a number above 2, which is not mistaken for a standard stream."""
     if descriptor > 2:
         return descriptor
     copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -67,11 +65,7 @@ F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
 def new_memory(name: str, nbytes: int, reserved: int = 0) -> int:
-    """A memfd of zeros whose size is sealed; the caller owns the descriptor.
-
-    The pages of its first ``reserved`` bytes are allocated at once, other pages when they are written. Raises
-    ``OSError`` and leaves nothing behind.
-    """
+    """A memfd of zeros whose size is sealed; the caller owns the descriptor."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         if reserved:

@@ -53,11 +53,7 @@ class SocketAtPath:
 
 
 def open_socket_file(path: str) -> FileIO | SocketAtPath:
-    """Open the file of the socket at this path. Raises ``OtherUsersSocket`` or ``OSError``.
-
-    Returns:
-        A file for ``place_of`` and ``is_same`` only. The caller owns it.
-    """
+    """Open the file of the socket at this path. Raises ``OtherUsersSocket`` or ``OSError``."""
     if sys.platform != "linux":
         return _socket_at(path)
     if not stat.S_ISSOCK(os.stat(path).st_mode):
@@ -82,7 +78,6 @@ def _socket_at(path: str) -> SocketAtPath:
 
 
 def is_same(file: FileIO | SocketAtPath, other: FileIO | SocketAtPath) -> bool:
-    """True if both are the file of one socket."""
     if isinstance(file, SocketAtPath) or isinstance(other, SocketAtPath):
         return isinstance(file, SocketAtPath) and isinstance(other, SocketAtPath) and file.is_same(other)
     return os.path.sameopenfile(file.fileno(), other.fileno())

@@ -45,7 +45,6 @@ _MONITOR_EVENT = struct.Struct("=Hi")  # of zmq_socket_monitor(3)
 
 
 def open_socket(context: Context, kind: int, message_bytes_max: int, receive_queue_messages_max: int) -> Socket:
-    """A socket of this kind, with limits for the size of a message and for the queue of a connection."""
     opened = _new_socket(context, kind)
     opened.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
     opened.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
@@ -139,10 +138,7 @@ def read_monitor(monitor: Socket, flags: int = 0) -> tuple[int, int]:
 
 
 def send(socket: Socket, frames: Sequence[Any]) -> None:
-    """Send one message without waiting; large frames are not copied and must not change until the peer has them.
-
-    Raises ``zmq.Again`` or ``zmq.ZMQError``.
-    """
+    """Send one message without waiting; large frames are not copied and must not change until the peer has them."""
     last = len(frames) - 1
     for number, frame in enumerate(frames):
         flags = _MORE if number < last else _NOBLOCK
@@ -150,10 +146,7 @@ def send(socket: Socket, frames: Sequence[Any]) -> None:
 
 
 def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
-    """Receive one whole message, or its first ``frames_max`` frames. Raises ``zmq.Again``.
-
-    If the last frame says ``more``, either ``discard`` the rest or close the socket.
-    """
+    """Receive one whole message, or its first ``frames_max`` frames. Raises ``zmq.Again``."""
     frame = _receive_frame(socket, _NOBLOCK, False)
     frames = [frame]
     while frame.more and len(frames) < frames_max:
@@ -163,7 +156,6 @@ def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
 
 
 def receive_peer(socket: Socket) -> bytes:
-    """Receive the routing id of a ROUTER's next message; then ``receive`` the message. Raises ``zmq.Again``."""
     return socket.recv(_NOBLOCK)
 
 
@@ -173,7 +165,6 @@ def discard(socket: Socket, frames_max: int) -> bool:
 
 
 def user_of(frames: Sequence[zmq.Frame]) -> str:
-    """The name that the handler gave the peer; empty if its address has no handler."""
     return str(_property(frames, "User-Id", ""))
 
 
@@ -256,7 +247,6 @@ class Router:
             yield read_monitor(self._monitor, zmq.NOBLOCK)
 
     def reaches(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame to the peer; returns False if its connection has ended."""
         try:
             send(self.socket, [peer, frame])
         except zmq.Again:

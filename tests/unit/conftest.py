@@ -26,7 +26,10 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The lines that are logged from now on."""
     logged: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        Logger, "_log", lambda self, _, __, event, ___, fields: logged.append({"event": event, **fields})
-    )
+
+    def write(self: Logger, event: str, once_per: object = None, **fields: Any) -> None:
+        logged.append({"event": event, **fields})
+
+    for level in ("debug", "info", "warning", "error", "exception"):
+        monkeypatch.setattr(Logger, level, write)
     return logged

@@ -35,13 +35,7 @@ def admitted(
 ) -> Recipe | Failure:
     """The recipe of the requested env, or the failure that refuses the session.
 
-    Args:
-        make: the request.
-        config: the hub's.
-        registry: what the hub offers.
-        envs: the number of envs in use.
-        deploys: whether the client may pass any arguments, and factories where the hub takes them.
-        names: that the hub offers, if they are known yet.
+    ``envs`` are in use; a client that ``deploys`` may pass any arguments, and factories where the hub takes them.
     """
     if make.num_envs > config.envs_per_session_max:
         text = f"num_envs={make.num_envs} is more than envs_per_session_max={config.envs_per_session_max}"
@@ -104,7 +98,6 @@ def _foreign_setup(make: Make, of_operator: str) -> str:
 
 
 def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
-    """The recipe, if what is asked for agrees with whether it is a vector env's."""
     if not recipe.settings.vector:
         if not make.vector:
             return recipe

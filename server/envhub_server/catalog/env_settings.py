@@ -71,7 +71,6 @@ class EnvSettings:
     required: bool = False
 
     def __post_init__(self) -> None:
-        """Check that what is said goes together; raises ``ValueError``."""
         check_distinct("gpus", self.gpus)
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process and one_per_process exclude each other")
@@ -92,7 +91,6 @@ class EnvSettings:
         return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:
-        """Settings of this env's workers by the operator; where the table has none, those of all."""
         said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
         said["gpus"] = None if self.gpus is None else [*self.gpus]
         said["recycle"] = None if self.recycle is None else Recycle(**structs.asdict(self.recycle))

@@ -54,7 +54,6 @@ class Listing:
             self._start(number)
 
     def try_again(self, key: InterpreterKey) -> None:
-        """See whether the envs of this interpreter that were not ready are by now."""
         number = self._keys.index(key)
         if number in self._running or not self.unready.keys() & set(self._registry.names(key)):
             return
@@ -164,11 +163,9 @@ class Listing:
 
     @property
     def done(self) -> bool:
-        """True if each worker has ended once: then it is known which envs are ready."""
         return len(self._listed) == len(self._keys)
 
     def example(self) -> str:
-        """The name of an env that is ready; empty if none is."""
         return self._registry.example([name for name in self.names or () if name not in self.unready])
 
     def _cannot_draw(self, number: int, why: str) -> None:
@@ -179,7 +176,6 @@ class Listing:
         self._problems[number] = {**dict.fromkeys(self._registry.names(key), text), **self._problems[number]}
 
     def _tell(self, names: Collection[str], wrong: dict[str, str]) -> None:
-        """Log which of these envs are not ready, and which are again."""
         for name in names:
             before, why = self.unready.pop(name, ""), wrong.get(name, "")
             if why:

@@ -110,7 +110,6 @@ class Registry:
         return [*dict.fromkeys(entry.settings.interpreter for entry in self._entries)]
 
     def modules(self, key: InterpreterKey) -> list[str]:
-        """Every module that some entry of this interpreter needs imported."""
         return sorted({module for entry in self._of(key) for module in entry.modules})
 
     def factories(self, key: InterpreterKey) -> list[str]:
@@ -120,7 +119,6 @@ class Registry:
         return next((entry.settings.rendering for entry in self._of(key) if entry.settings.rendering), "")
 
     def names(self, key: InterpreterKey, factory: str = "") -> list[str]:
-        """The names and patterns under which envs of this interpreter are offered; with a factory, of that only."""
         return [entry.name for entry in self._of(key) if not factory or entry.factory == factory]
 
     def names_of_module(self, key: InterpreterKey, module: str) -> list[str]:
@@ -133,7 +131,6 @@ class Registry:
 
     @property
     def required(self) -> set[str]:
-        """The names without which the hub does not serve."""
         return {entry.name for entry in self._entries if entry.settings.required}
 
     @property
@@ -146,12 +143,10 @@ class Registry:
         return "" if others or entry.settings.interpreter.is_other else entry.factory
 
     def not_found(self, factory: str, why: str) -> EnvNotFound:
-        """The error that names the entry of a factory that does not exist."""
         name = next(entry.name for entry in self._entries if entry.factory == factory)
         return EnvNotFound(f"{name}={factory} cannot be made: {why}")
 
     def for_factories(self, vector: bool) -> Recipe:
-        """The recipe for factories that clients send, of single envs or of vector envs."""
         return Recipe("", settings=replace(self._defaults, vector=vector))
 
     def find(self, name: str) -> Recipe | None:
@@ -184,12 +179,7 @@ class Registry:
         return sorted(named)
 
     def nearest(self, name: str, names: Sequence[str] | None = None) -> list[str]:
-        """The few names on offer that resemble this one, the most similar first; letters' case does not count.
-
-        Args:
-            name: that a client asked for.
-            names: that the hub offers; without them only the entries that are no patterns are known.
-        """
+        """The few names on offer that resemble this one, the most similar first; by default of literal ones."""
         candidates = self._literal_names() if names is None else names
         near: list[str] = []
         for spelling in (str.casefold, _stem):
@@ -213,10 +203,8 @@ class Registry:
     def impossible(self, key: InterpreterKey, registered: Sequence[str], imported: bool) -> str:
         """The reason why an entry of this interpreter can never name an id, given its registered ids; empty if all may.
 
-        Args:
-            key: the interpreter. Only the hub's own stays as it is while the hub serves.
-            registered: the ids.
-            imported: whether all modules that entries name were imported. An entry may name one that is not there.
+        Only the hub's own interpreter stays as it is while the hub serves. Where not all modules were ``imported``, an
+        entry may name one that is not there.
         """
         unmatched = {} if key.is_other else self.unmatched(key, registered)
         entries = (entry for entry in self._of(key) if entry.name in unmatched)
@@ -256,7 +244,6 @@ def namespace_modules(name: str) -> tuple[str, ...]:
 
 
 def _stem(name: str) -> str:
-    """The part of the name between namespace and version."""
     return VERSION.sub("", name.casefold().rpartition("/")[2])
 
 
@@ -278,7 +265,6 @@ def _parse(entry: str) -> _Entry:
 
 
 def _from_table(name: str, settings: EnvSettings) -> _Entry:
-    """The entry of ``[envs.name]``, whose ``env`` is a factory if the part after the colon is a name in Python."""
     if not (settings.env + name).isprintable():
         raise ValueError(f"env = {value_text(settings.env)}: a character cannot be printed")
     if not settings.env:

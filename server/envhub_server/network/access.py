@@ -50,7 +50,6 @@ class Access:
     """
 
     def __init__(self, keys: Path | None, insecure: bool, unread_bytes_max: int) -> None:
-        """By the keys in this folder, if one is given; ``insecure`` admits everybody where there are no keys."""
         self._unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
@@ -62,7 +61,7 @@ class Access:
         self.entries: dict[bytes, PageEntry | None] = {}
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
-        self._server_key = b""
+        self.server_key = b""  # the hub's public key, once its tcp addresses are guarded by it
         self.connections_ended = self.handshakes_unfinished = 0
         self.connections = Connections()  # those that there are
         self._check_keys_s = math.inf
@@ -72,7 +71,6 @@ class Access:
 
     @property
     def open_to_all(self) -> bool:
-        """True if strangers may reach a tcp address: they need a key, or are let in on purpose."""
         return self._insecure or self._keys is not None
 
     @property
@@ -81,10 +79,7 @@ class Access:
         return 0 if self.authenticator is None else self.authenticator.refused
 
     def guard(self, context: Any, router: Any) -> None:
-        """Have the addresses that this socket binds from now on admit whom they are to admit.
-
-        Raises ``KeysError`` or ``AddressError``.
-        """
+        """Have the addresses that this socket binds from now on admit whom they are to admit."""
         if not self.open_to_all and not connections.kernel_tells():
             text = "this kernel does not tell whose process connects by tcp (sock_diag): serve with --keys, or by ipc"
             raise AddressError(text)
@@ -95,23 +90,15 @@ class Access:
                 raise KeysError(f"there is no folder {folder}; `envhub keys add NAME --keys {folder}` makes it")
             secret = self._keys.make_secret()
             self._keys.load()
-            self._server_key = sockets.public_key(secret)
+            self.server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
         self.authenticator = Authenticator(context, self._keys, self._insecure)
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:
-        """See that a tcp address, which is bound by now, refuses strangers where there are keys.
-
-        Raises ``KeysError``.
-        """
+        """See that a tcp address, which is bound by now, refuses strangers where there are keys."""
         if self.authenticator is not None and self._keys is not None:
-            self.authenticator.prove(address, self._server_key)
-
-    @property
-    def server_key(self) -> bytes:
-        """The hub's public key, once its tcp addresses are guarded by it; empty where there are no keys."""
-        return self._server_key
+            self.authenticator.prove(address, self.server_key)
 
     @property
     def encrypted(self) -> bool:
@@ -157,7 +144,6 @@ class Access:
                 self.removed.append(name)
 
     def who(self, holder: Holder, peer: bytes) -> dict[str, str]:
-        """The fields of a log line that say who did it, and from where."""
         return {"client": holder.name, "host": self.connections.origin(peer)}
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -196,7 +182,6 @@ class Access:
             log.info("disconnected", client=connection.client, host=connection.origin, audit=True)
 
     def _note_denial(self, connection: KnownConnection) -> None:
-        """Note a client whose key is not known; libzmq, which refused it, does not tell by which connection it came."""
         if connection.entry is None or connection.denied or not connection.entry.state & DENIED:
             return
         connection.denied = True
@@ -222,7 +207,6 @@ class Access:
         return (time.monotonic_ns() - heard_ns) / 1e9 if heard_ns else 0.0
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
-        """The client that sent this message, and why it is refused, if it is."""
         connection = self.connections.of(peer, sockets.connection_of(frames), now_s)
         key, origin = b"", sockets.origin_of(frames)
         user = sockets.user_of(frames)
@@ -261,7 +245,6 @@ class Access:
         return []
 
     def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
-        """The connection of a message, if it is there still, to be ended for this reason."""
         connection = self.connections.of(peer, descriptor, now_s)
         return [] if connection is None else [(connection, why)]
 
@@ -276,10 +259,7 @@ class Access:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def check(self, now_s: float, heard: Collection[bytes | None]) -> Ends:
-        """Read the keys again if they have changed; returns the connections to be ended now.
-
-        ``heard`` has the peers whose sessions have taken a request since the last check.
-        """
+        """Read the keys again if they have changed; returns the connections to be ended now."""
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"

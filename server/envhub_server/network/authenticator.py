@@ -37,7 +37,6 @@ class Authenticator:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, insecure: bool = False
     ) -> None:
-        """Admit the holders of these keys; where there is no folder, the own user, or everybody."""
         self.refused = 0  # handshakes
         self._denials: deque[float] = deque()  # when unknown keys were denied, of which it is not noted yet from where
         self._insecure = insecure
@@ -62,7 +61,6 @@ class Authenticator:
         self._asked.getsockopt(zmq.EVENTS)
 
     def is_unknown(self, frames: list[bytes]) -> bool:
-        """True if libzmq asks for a client whose key is not known, and is not the one by which the hub tests itself."""
         if self._folder is None or len(frames) != 7:
             return False
         return frames[6] != self._throw_away and frames[6] not in self._folder.holders
@@ -75,7 +73,6 @@ class Authenticator:
         self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
     def _admitted(self, frames: list[bytes], others_connected: bool, now_s: float) -> str:
-        """The key, as text, of the client that is admitted, or ``OWN`` or ``ANYONE``; empty where none is."""
         if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
             return ""
         if self._folder is None:
@@ -105,7 +102,6 @@ class Authenticator:
         log.warning("client_refused", host=host, why=why, audit=True)
 
     def denied(self, host: str) -> None:
-        """Note that a client from there was told that its key is not known."""
         if self._denials:  # else it was the hub itself, which tests itself
             self._denials.popleft()
             self.handshake_failed(host, "unknown key")
@@ -116,10 +112,7 @@ class Authenticator:
             self.denied("")
 
     def prove(self, address: str, server_key: bytes) -> None:
-        """See that a client with an unknown key is refused at this address, which the hub has bound.
-
-        Raises ``KeysError``.
-        """
+        """See that a client with an unknown key is refused at this address, which the hub has bound."""
         self._throw_away, secret = sockets.new_key_pair()
         with self._context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)

@@ -54,7 +54,6 @@ class Holder:
 
     @property
     def deploys(self) -> bool:
-        """True if the client may pass any arguments to envs, and factories where the hub takes them."""
         return self.right in ("deploy", "admin")
 
     @property
@@ -63,11 +62,9 @@ class Holder:
         return self.right == "admin"
 
     def owns(self, owner: str) -> bool:
-        """True if a session of this owner is the client's to see and to take over."""
         return owner == self.name or self.administers
 
     def over_quota(self, name: str, has: int, wants: int, limit: int) -> str:
-        """The reason why the client may not have this many more; empty if it may."""
         if has + wants <= limit:
             return ""
         return f"{self.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
@@ -138,7 +135,6 @@ class Connections:
         return connection
 
     def origin(self, peer: bytes) -> str:
-        """Origin of this peer: IP address, or by ipc ``localhost:UID:GID:PID``; empty if its connection has ended."""
         return next((each.origin for each in self._by_descriptor.values() if each.peer == peer), "")
 
     def has(self, client: str, origin: str) -> bool:
@@ -166,7 +162,6 @@ class Connections:
         return connection if connection.peer == peer else None
 
     def why_refused(self, holder: Holder) -> str:
-        """The reason why this client may not have one connection more; empty if it may."""
         others = sum(
             each.holder is not None and each.holder.name == holder.name for each in self._by_descriptor.values()
         )
@@ -186,13 +181,8 @@ class Connections:
         """The connections by which most came of those clients who have sent more than the hub may keep unread.
 
         libzmq hands over a message once it is whole, and limits a frame, not a message: so what has come since the hub
-        last read a message may all belong to a message that never ends.
-
-        Args:
-            heard: peers of whom the hub has read a message since the last call.
-            sent: the bytes that came by a connection so far; None where that is not known, as with ipc.
-            bytes_max: the most that a client, or all clients together that have sent no message yet, may have sent.
-            now_s: the time.
+        last read a message may all belong to a message that never ends. ``sent`` gives None for ipc; ``bytes_max`` is
+        for each client, and for all together that have sent no message yet.
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}
         for each in self._by_descriptor.values():
@@ -218,7 +208,6 @@ class Connections:
         return [each for each in self._by_descriptor.values() if each.entry is not None]
 
     def unfinished(self, frames_max: int, now_s: float) -> list[tuple[KnownConnection, str]]:
-        """The connections of the proxy whose message does not end, or does not come, each with the reason."""
         ends = []
         for each in self.proxied():
             assert each.entry is not None
@@ -271,10 +260,7 @@ _BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
 
 
 def copied(descriptor: int) -> socket.socket:
-    """The connection of this descriptor, which libzmq owns and may close; the caller owns the copy.
-
-    Raises ``OSError``.
-    """
+    """The connection of this descriptor, which libzmq owns and may close; the caller owns the copy."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
@@ -339,8 +325,8 @@ log = Logger("envhub.hub")
 def silent_s(descriptor: int) -> float:
     """The seconds since the peer of this connection last sent data; 0 where they are not known.
 
-    For a peer on this machine the result is infinity if its process is stopped, else 0. libzmq owns the descriptor: it
-    may be closed by now, or be another connection's; ``ClientLiveness.ended`` corrects the mistakes that follow.
+    For a peer on this machine they are infinity if its process is stopped, else 0. libzmq owns the descriptor, which
+    may be another connection's by now: ``ClientLiveness.ended`` corrects the mistakes that follow.
     """
     try:
         with copied(descriptor) as connection:
@@ -354,7 +340,6 @@ def silent_s(descriptor: int) -> float:
 
 
 def _stopped(pid: int) -> bool:
-    """True if this process is stopped; False for pid 0, which stands for a process of another namespace."""
     return pid > 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -362,7 +347,6 @@ class ClientLiveness:
     """Finds the clients of one hub's sessions that are lost or back."""
 
     def __init__(self, protocol: HubProtocol, lease_s: float, silence_s: Callable[[int], float] = silent_s) -> None:
-        """Report clients to ``protocol``; ``lease_s`` is for the log."""
         self._protocol = protocol
         self._lease_s = lease_s
         self._silence_s = silence_s
@@ -375,13 +359,11 @@ class ClientLiveness:
         return min([self._check_s, *(at_s for at_s, _, _ in self._suspects)])
 
     def ended(self, connection: int, now_s: float) -> None:
-        """Report that the connection with this descriptor has ended."""
         self._silent = {token: silent for token, silent in self._silent.items() if silent != connection}
         for token, peer in self._protocol.connection_ended(connection):
             self.suspect(token, peer, now_s, SUSPICION_S)
 
     def suspect(self, token: bytes, peer: bytes, now_s: float, delays_s: Sequence[float] = (0.0,)) -> None:
-        """Have the session's peer probed after each of these times."""
         self._suspects += [(now_s + delay_s, token, peer) for delay_s in delays_s]
 
     def heard_late(self, peer: bytes, now_s: float) -> None:
@@ -405,10 +387,7 @@ class ClientLiveness:
         self._lose(token, now_s, "its connection has ended")
 
     def check(self, now_s: float, beats_s: Mapping[bytes, float], at_once: bool = False) -> None:
-        """Find silent clients, if it is time to, or ``at_once``.
-
-        ``beats_s`` has the heartbeat interval of each session's client, 0 for no heartbeats.
-        """
+        """Find silent clients, if it is time to, or ``at_once``."""
         if now_s < self._check_s and not at_once:
             return
         limits_s = {token: BEATS_MAX * heartbeat_s for token, heartbeat_s in beats_s.items() if heartbeat_s > 0}

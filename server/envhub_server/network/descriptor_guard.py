@@ -44,7 +44,6 @@ class DescriptorGuard:
     """Lets new connections in while there are descriptors for them."""
 
     def __init__(self, shut: Callable[[], None], reopen: Callable[[], None]) -> None:
-        """Guard addresses that are open, and that these functions shut and open again."""
         self._shut_addresses, self._reopen = shut, reopen
         self._listening: list[socket.socket] = []
         self._shut = False
@@ -94,7 +93,6 @@ class DescriptorGuard:
 
 
 def shortage(workers: int) -> str:
-    """The reason why there are too few descriptors for a session of this many workers; empty if there are enough."""
     used, wanted, given = in_use(), PER_SESSION + PER_WORKER * workers, given_max()
     if used + wanted <= given:
         return ""
@@ -105,11 +103,7 @@ def shortage(workers: int) -> str:
 
 
 def check_start(more: int) -> None:
-    """Refuse to start a hub that could not make a session of one worker. Raises ``DescriptorsShort``.
-
-    Args:
-        more: the descriptors that the hub itself opens after this.
-    """
+    """Raise ``DescriptorsShort`` if a hub with ``more`` descriptors could not make a session of one worker."""
     used, wanted = in_use(), more + PER_CLIENT + PER_SESSION + PER_WORKER
     if used + wanted > given_max():
         raise DescriptorsShort(
@@ -123,7 +117,6 @@ def _advice() -> str:
 
 
 def workers_left() -> int:
-    """The most workers that a new session has descriptors for."""
     return max(0, (given_max() - in_use() - PER_SESSION) // PER_WORKER)
 
 

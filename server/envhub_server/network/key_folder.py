@@ -15,7 +15,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,14 +57,12 @@ class KeyFolder:
         self.holders: Mapping[bytes, Holder] = {}  # by public key
         # What is wrong with the names of files that were no client's when the folder was last looked at.
         self.passed_over: list[str] = []
-        self._problem = ""  # why the folder could not be read, if that was reported
         self._read: dict[str, _File] = {}  # by name, as it was when it was read last
-        self._logged: list[str] = []  # of ``passed_over``
+        self._problems: list[str] = []  # that were logged, and are there still
 
     # --- the hub's own key --------------------------------------------------------------------------------------------
 
     def secret(self) -> Secret[bytes]:
-        """The hub's secret key; raises ``KeysError``."""
         path = self.path / "server.key"
         try:
             return secret_key_of(read_secret(path))
@@ -72,7 +70,6 @@ class KeyFolder:
             raise KeysError(f"{path}: {error}") from error
 
     def make_secret(self) -> Secret[bytes]:
-        """The hub's secret key, made if there is none; raises ``KeysError``."""
         path = self.path / "server.key"
         if self.path.exists() and not self.path.is_dir():
             raise KeysError(f"{self.path} is no folder; name the folder that `envhub keys add --keys` made")
@@ -86,17 +83,13 @@ class KeyFolder:
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read who is admitted; raises ``KeysError``."""
         self._check_owners()
         if problems := self._load():
             raise KeysError(problems[0])
-        self._log_passed_over()
+        self._log_problems([])
 
     def _check_owners(self) -> None:
-        """Check that no other user can put a file into the folder, or another folder into its place.
-
-        Raises ``KeysError``.
-        """
+        """Check that no other user can put a file into the folder, or another folder into its place."""
         for folder in filter(Path.exists, (self.path, self._clients)):
             status = folder.stat()
             if _is_of_mounted_secret(folder, status):
@@ -115,57 +108,47 @@ class KeyFolder:
             For each client whose file has changed, its name and how that changed what it may.
         """
         before = self._read
-        problems = self._load()
-        for problem in problems:
-            # Event: A file of keys cannot be used: the keys read before stay, or it is ignored.
-            log.error("keys_unreadable", why=problem, note="the keys read before stay admitted")
-        self._log_passed_over()
+        self._log_problems(self._load())
         changed = [name for name in sorted({*before, *self._read}) if before.get(name) != self._read.get(name)]
         return [(name, _difference(before.get(name), self._read.get(name))) for name in changed]
 
+    def _log_problems(self, problems: Sequence[str]) -> None:
+        before, self._problems = self._problems, [*problems, *self.passed_over]
+        for why in problems:
+            if why not in before:
+                # Event: A file of keys cannot be used: the keys read before stay, or it is ignored.
+                log.error("keys_unreadable", why=why, note="the keys read before stay admitted")
+        for why in self.passed_over:
+            if why not in before:
+                log.warning("keys_unreadable", why=why, note="the file is passed over")
+
     def _load(self) -> list[str]:
+        """Read the files that have changed; returns what is wrong with the folder and with any file."""
         try:
             states = self._states()
         except OSError as error:
-            return self._noted(str(error))
+            return [str(error)]
         problems = []
         if len(states) > CLIENTS_MAX:  # which may not keep the key of a client that was removed
-            text = f"{self._clients} has {len(states)} files of clients; at most {CLIENTS_MAX} are read"
-            problems, states = self._noted(text), {name: states[name] for name in states if name in self._read}
-        else:
-            self._problem = ""
-        if states == {name: file.state for name, file in self._read.items()}:
-            return problems
-        read = {}
-        for name, state in states.items():
-            old = self._read.get(name)
-            if old is not None and old.state == state:
-                read[name] = old
-                continue
-            try:
-                read[name] = _File(state, *_read_client(self._clients / f"{name}.toml"))
-            except KeysError as error:
-                problems.append(str(error))
-                holder, keys = (old.holder, old.keys) if old is not None else (Holder(name), [])
-                read[name] = _File(state, holder, keys, is_broken=True)
+            problems.append(f"{self._clients} has {len(states)} files of clients; at most {CLIENTS_MAX} are read")
+            states = {name: states[name] for name in states if name in self._read}
+        read: dict[str, _File] = {}
         holders: dict[bytes, Holder] = {}
-        for file in read.values():
+        for name, state in states.items():
+            file = self._read.get(name)
+            if file is None or file.state != state:
+                try:
+                    file = _File(state, *_read_client(self._clients / f"{name}.toml"))
+                except KeysError as error:
+                    file = _File(state, *((file.holder, file.keys) if file else (Holder(name), [])), str(error))
+            read[name] = file
+            problems += [file.problem] if file.problem else []
             for key in file.keys:
                 holder = holders.setdefault(key, file.holder)
-                if holder.name != file.holder.name and read != self._read:
-                    problems.append(f"{file.holder.name} and {holder.name} have the same key, which is {holder.name}'s")
+                if holder.name != name:
+                    problems.append(f"{name} and {holder.name} have the same key, which is {holder.name}'s")
         self.holders, self._read = holders, read
         return problems
-
-    def _log_passed_over(self) -> None:
-        for why in self.passed_over:
-            if why not in self._logged:
-                log.warning("keys_unreadable", why=why, note="the file is passed over")
-        self._logged = self.passed_over
-
-    def _noted(self, problem: str) -> list[str]:
-        before, self._problem = self._problem, problem
-        return [] if before == problem else [problem]
 
     def _states(self) -> dict[str, object]:
         states, passed_over = {}, []
@@ -194,7 +177,6 @@ class KeyFolder:
         return [*self._states()]
 
     def holder(self, name: str) -> tuple[Holder, list[bytes]]:
-        """A client, and its public keys; raises ``KeysError``."""
         return _read_client(self._file(name))
 
     def add(self, name: str, key: bytes, right: str | None = None) -> None:
@@ -218,7 +200,6 @@ class KeyFolder:
             self._write(name, [*keys, key], right or before.right, before.quotas or Quotas())
 
     def remove(self, name: str, key: bytes | None = None) -> None:
-        """Admit a client no more, or only this key of it; raises ``KeysError``."""
         if not os.path.lexists(self._file(name)):
             raise KeysError(
                 f"there is no client {name!r} in {self._clients}; `envhub keys list --keys {self.path}` lists them"
@@ -235,7 +216,6 @@ class KeyFolder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let no other process change the folder meanwhile; raises ``KeysError``."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -268,7 +248,7 @@ class _File:
     state: object
     holder: Holder  # as of the last time that it could be read
     keys: list[bytes]
-    is_broken: bool = False
+    problem: str = ""  # why it cannot be read, if so
 
 
 @dataclass(frozen=True)
@@ -293,10 +273,9 @@ def _no_name(name: str) -> str:
 
 
 def _difference(old: _File | None, new: _File | None) -> str:
-    """Differences of a client's rights by its new file and its old one; None is for no file."""
     if new is None:
         return CLIENT_REMOVED
-    if new.is_broken:
+    if new.problem:
         return "cannot be read; as before"
     if old is None:
         return f"may {new.holder.right}; keys added: {len(new.keys)}"

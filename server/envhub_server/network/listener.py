@@ -40,7 +40,6 @@ class Listener:
     """
 
     def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
-        """Listen for this ROUTER; ``open_to_all`` allows addresses that other machines can reach."""
         self._router = router
         self._open_to_all = open_to_all
         self._paths: list[Path] = []
@@ -50,7 +49,6 @@ class Listener:
         self._blockers: dict[Path, tuple[socket.socket, socket.socket]] = {}
 
     def bind(self, text: str) -> str:
-        """Bind one address; returns it with the real port in place of 0. Raises ``AddressError``."""
         wanted = address.parse_bind(text)
         if wanted.is_ipc:
             self._prepare(wanted)
@@ -85,10 +83,7 @@ class Listener:
         return f"tcp://[{host}]:{port}" if wanted.is_ipv6 else f"tcp://{host}:{port}"
 
     def bind_unnamed(self) -> int:
-        """Bind a Unix socket that has no name; the proxy connects to it by the descriptor that this returns.
-
-        Raises ``AddressError``.
-        """
+        """Bind a Unix socket that has no name; the proxy connects to it by the descriptor that this returns."""
         with tempfile.TemporaryDirectory(prefix="envhub-") as folder:
             path = os.path.join(folder, "hub")
             opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -212,7 +207,6 @@ def _side_path(path: Path) -> Path | None:
 
 
 def _full_path(path: Path) -> Path:
-    """The path that the socket with a full queue has for an instant, before it takes that of the ROUTER's."""
     return path.with_name(path.name + ".full")
 
 
@@ -273,7 +267,6 @@ class SideSocket:
     """The side sockets of one hub."""
 
     def __init__(self, poller: Poller, admitted: deque[tuple[bytes, socket.socket]]) -> None:
-        """Append the ticket and connection of each client to ``admitted``; its reader owns the connection."""
         self._poller = poller
         self._admitted = admitted
         self._listeners: list[tuple[socket.socket, str]] = []

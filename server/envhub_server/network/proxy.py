@@ -58,7 +58,6 @@ class ProxyHandle:
         self.restart_s = math.inf
 
     def start(self, listeners: Sequence[socket.socket], now_s: float) -> None:
-        """Start it, for these addresses; raises ``OSError``."""
         self._listeners = listeners
         self._started_s = now_s
         name, page = f"envhub-proxy-{secrets.token_hex(8)}", proxy_page.make_page()
@@ -89,10 +88,7 @@ class ProxyHandle:
         self.reporting = self._control.fileno()
 
     def reports(self) -> Iterator[EndedHandshake]:
-        """The connections that have ended in their handshakes since the last call, of clients that have no key or one.
-
-        ``reporting`` is negative afterwards if the process has ended.
-        """
+        """The connections that have ended in their handshakes since the last call."""
         if self._control is None:
             return
         with contextlib.suppress(BlockingIOError):
@@ -112,7 +108,6 @@ class ProxyHandle:
         return PageEntry(self._words, int(slot), int(number), host)
 
     def ended(self, now_s: float) -> None:
-        """Note that the process has ended; its clients connect again to the next one."""
         status = None if self._process is None else self._process.wait()
         self._end()
         self.restart_s = max(now_s, self._started_s + RESTART_S)

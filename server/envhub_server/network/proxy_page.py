@@ -33,10 +33,7 @@ class EndedHandshake:
 
     @property
     def why_unfinished(self) -> str:
-        """The reason why it proves no attempt to get in without a key; empty if it is one.
-
-        A client looks by a connection whether its hub is back, and leaves a hub that does not answer in time.
-        """
+        """The reason why it proves no attempt to get in without a key; empty if it is one."""
         if not self.spoke:
             return "it sent nothing"
         if not self.answered:
@@ -57,7 +54,6 @@ def make_page() -> int:
 
 
 def words_of(descriptor: int) -> memoryview:
-    """The words of a page; its descriptor is needed no more."""
     return memoryview(mmap.mmap(descriptor, SLOTS * WORDS * WORD)).cast("q")
 
 

@@ -279,7 +279,6 @@ class Link:
         self._proxy.report(EndedHandshake(self._host, spoke, self._was_told, answers.welcomed, answers.denied))
 
     def _has_lost_bytes(self) -> bool:
-        """True if the client has sent bytes that the kernel threw away when the connection was reset."""
         try:
             info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
             return int(_BYTES_RECEIVED.unpack(info)[0]) > 1
@@ -326,7 +325,6 @@ class Proxy:
         self._end_s = 0.0
 
     def run(self) -> None:
-        """Serve until the hub has ended, and its last replies have gone."""
         self.handlers[self._control.fileno()] = self._on_control
         self._epoll.register(self._control, _IN)
         for listener in self._listeners:
@@ -360,7 +358,6 @@ class Proxy:
         self._look_s = max(self._look_s, now_s + LOOK_S * len(self._waiting))
 
     def look_again(self, link: Link, soon: bool) -> None:
-        """Look at this link again, and soon if it is at its limit."""
         self._waiting.add(link)
         self._plan(FULL_CHECK_S if soon else CHECK_S)
 
@@ -455,7 +452,6 @@ class Proxy:
             link.begin()
 
     def forget(self, link: Link) -> None:
-        """Close a link's connections; its slot may be another's later."""
         for connection in (link.client, link.hub):
             self.watch(connection, 0)
             self.handlers.pop(connection.fileno(), None)

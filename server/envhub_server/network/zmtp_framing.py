@@ -32,7 +32,6 @@ class ClientFrames:
     """
 
     def __init__(self, frames_max: int, bytes_max: int, curve: bool) -> None:
-        """Let pass at most ``frames_max`` unread frames, of ``bytes_max`` bytes; ``curve`` is True with CURVE."""
         self._frames_max, self._bytes_max = frames_max, bytes_max
         self._curve_bytes = CURVE_BYTES if curve else 0
         self._greeting = 0  # bytes of it that have passed
@@ -48,13 +47,11 @@ class ClientFrames:
         return self.left > 0 or self.unread_frames > self._heartbeats
 
     def ready(self) -> None:
-        """Note that the hub has let the client in: from now on its frames are those of messages, and heartbeats."""
         self._ready = True
         if self.full == HANDSHAKE:
             self.full = ""
 
     def answered(self, pongs: int) -> None:
-        """Note this number of answers to heartbeats, which are then not unread any more."""
         count = min(pongs, self._heartbeats)
         self._heartbeats -= count
         self._less(count, 0)
@@ -77,10 +74,7 @@ class ClientFrames:
             self.full = ""
 
     def admit(self, data: memoryview) -> int:
-        """Count what comes next; returns how many of these bytes may pass now, and the others are to be shown again.
-
-        The first bytes of a frame pass once its size is known. Once the result is less than that, ``full`` says why.
-        """
+        """Count what comes next; returns how many of these bytes may pass now, and the others are to be shown again."""
         at, end = 0, len(data)
         if self._greeting < GREETING_BYTES:
             at = self._admit_greeting(data)
@@ -141,7 +135,6 @@ class HubFrames:
     """
 
     def __init__(self, curve: bool) -> None:
-        """Serve a hub whose frames CURVE encrypts, or not."""
         self._curve_bytes = CURVE_BYTES if curve else 0
         self._left = GREETING_BYTES
         self._head = b""  # of a frame, whose other bytes have not come yet

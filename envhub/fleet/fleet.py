@@ -134,11 +134,7 @@ class Fleet:
             self._start(missing, settings, timeout)
 
     def down(self) -> None:
-        """Drain all hubs, and end the fleet.
-
-        Raises:
-            HubUnreachable: Ray did not end all of the actors in time.
-        """
+        """Drain all hubs, and end the fleet."""
         self._end(self._indices())
 
     # --- actors -------------------------------------------------------------------------------------------------------
@@ -164,7 +160,6 @@ class Fleet:
         return dict(sorted(answers.items()))
 
     def _start(self, indices: Iterable[int], settings: HubSettings, timeout_s: float) -> None:
-        """Start hubs, and wait until they serve; raises as ``up``, after they have ended."""
         resources = {**settings.resources}
         options = {
             "namespace": NAMESPACE,
@@ -222,11 +217,7 @@ class Fleet:
 
 
 def connect(address: str = "auto") -> None:
-    """Connect this program to a Ray cluster that exists: by default to that of RAY_ADDRESS, else of this machine.
-
-    Raises:
-        HubUnreachable: there is none.
-    """
+    """Connect this program to a Ray cluster that exists: by default to that of RAY_ADDRESS, else of this machine."""
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
@@ -234,11 +225,7 @@ def connect(address: str = "auto") -> None:
 
 
 def fleets() -> list[str]:
-    """Return the names of the fleets on this Ray cluster.
-
-    Raises:
-        HubUnreachable: the program is not connected to Ray.
-    """
+    """Return the names of the fleets on this Ray cluster."""
     return sorted({fleet for fleet, _ in _hubs()})
 
 
@@ -251,11 +238,6 @@ def _hubs() -> list[tuple[str, int]]:
 
 
 def _text_of(config: str | Path | None, envs: tuple[str, ...]) -> str:
-    """Return the text of a configuration file for hubs that offer these envs; empty for no file.
-
-    Raises:
-        ValueError: it cannot be used, or sets what the fleet sets.
-    """
     from envhub_server.serve import config_of
 
     read = config_of(envs, None, Path(config) if config else None)

@@ -62,10 +62,7 @@ def hub_of(actor: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class HubSettings:
-    """Settings of each hub of a fleet, as ``Fleet.up`` takes them; none is secret, for Ray keeps them.
-
-    ``config`` is the text of a configuration file of ``envhub serve``, or empty.
-    """
+    """Settings of each hub of a fleet; none is secret, for Ray keeps them; ``config`` is the text of a file."""
 
     envs: tuple[str, ...] = ()
     config: str = ""
@@ -160,8 +157,6 @@ class HubActor:
 
     def _keep(self) -> None:
         try:
-            if why := take_priority_of(os.getppid()):
-                self._hub.say(why)
             self._hub.run()
         except BaseException:
             traceback.print_exc()
@@ -190,7 +185,6 @@ def _make_keys(folder: Path) -> HubKeys:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the hub: this process's, without what Ray adds for its workers."""
     import ray
 
     own: Mapping[str, Any] = dict(ray.get_runtime_context().runtime_env).get("env_vars", {})
@@ -200,21 +194,12 @@ def _environment() -> dict[str, str]:
 
 
 class KeptHub:
-    """A hub that ``run`` keeps.
-
-    Attributes:
-        pid: of its process; 0 without one.
-        starts: number of times that it was started.
-        failures: number of times in a row that it ended without listening.
-    """
+    """A hub that ``run`` keeps; ``failures`` counts how often in a row it ended without listening."""
 
     def __init__(
         self, arguments: Sequence[str], binds: Sequence[str], environ: Mapping[str, str], files: Sequence[int] = ()
     ) -> None:
-        """Prepare a hub, which gets these open ``files`` by their numbers.
-
-        The first of ``binds`` may be on port 0, and is on the port that it got from then on.
-        """
+        """The first of ``binds`` may be on port 0, and then stays on the port that it got."""
         self.pid = self.starts = self.failures = 0
         self.why = ""  # how it ended the last time; empty if it has not
         self.lines: deque[str] = deque(maxlen=LINES_MAX)  # the last ones of its log
@@ -225,12 +210,10 @@ class KeptHub:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses at which it listens; empty before it listens at all of them."""
         listening = tuple(self._listening)
         return listening if len(listening) == len(self._binds) else ()
 
     def say(self, line: str) -> None:
-        """Add a line to its log, which is this process's stderr."""
         self.lines.append(line)
         with contextlib.suppress(OSError):  # such as of a full disk, which ends no hub
             print(line, file=sys.stderr, flush=True)
@@ -304,24 +287,10 @@ class KeptHub:
                     self.say(text)
 
 
-def take_priority_of(pid: int) -> str:
-    """Give this thread and its children the niceness and the OOM score of another process; returns why not, if so."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid))
-        Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{pid}/oom_score_adj").read_text())
-    except PermissionError:
-        return "the hub runs behind other processes: start Ray with RAY_worker_niceness=0, or raise `ulimit -e`"
-    return ""
-
-
 class HubFolder:
     """A new folder of this process; folders of processes that have ended are removed first.
 
-    Attributes:
-        path: of the folder.
-        descriptor: of the folder, with its lock. A path through it leads there also where the folder is replaced.
-
-    Raises ``AddressError`` or ``OSError``.
+    A path through ``descriptor``, which has its lock, leads there also where the folder is replaced.
     """
 
     def __init__(self) -> None:
@@ -345,7 +314,6 @@ class HubFolder:
 
 
 def remove_unowned(parent: int) -> None:
-    """Remove the folders in this one, given by a descriptor, whose owners have ended."""
     for name in os.listdir(parent):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
             lock = _opened(name, parent)

@@ -90,6 +90,18 @@ def place_of(file: FileIO | SocketAtPath) -> str:
     return f"/proc/self/fd/{file.fileno()}"
 
 
+_TCP_INFO = struct.Struct("=52xI72xQ")  # of Linux's struct tcp_info: when data came last, and the bytes that came
+
+
+def tcp_facts(connection: socket.socket) -> tuple[float, int]:
+    """The seconds since the peer sent data, and the bytes that it has sent; its end counts as one. Raises ``OSError``."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:
+        raise OSError(errno.ENOPROTOOPT, "this kernel does not tell")
+    silent_ms, count = _TCP_INFO.unpack(info)
+    return silent_ms / 1000, count
+
+
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 _ALL = 0xFFFFFFFF  # any state; no cookie
 _HEADER = struct.Struct("=IHHII")

@@ -18,7 +18,7 @@ import pytest
 from hubs import lives
 
 import envhub
-from envhub.fleet.hub_actor import LINE_BYTES_MAX, HubFolder, KeptHub, take_priority_of
+from envhub.fleet.hub_actor import LINE_BYTES_MAX, HubFolder, KeptHub
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -102,16 +102,6 @@ def test_killed_keeper_takes_its_hub_along_and_the_next_one_removes_its_folder(
     assert Path(folder).is_dir()
     own.remove()
     assert [*own.path.parent.iterdir()] == []
-
-
-def test_hub_takes_the_priority_of_another_process_or_says_that_it_may_not() -> None:
-    program = f"import sys; from envhub.fleet.hub_actor import take_priority_of; print(take_priority_of({os.getpid()}))"
-    program += "; import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
-    ran = subprocess.run(["nice", "-n", "5", sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    lines = ran.stdout.splitlines()
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert lines == ["", str(own)] or "RAY_worker_niceness" in lines[0]
-    assert take_priority_of(os.getpid()) == ""
 
 
 def test_line_that_cannot_be_written_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

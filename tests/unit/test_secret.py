@@ -22,13 +22,12 @@ from envhub_client.observer import token_bytes
 from envhub_client.session.options import FaultOptions, HostingOptions, SessionOptions
 from envhub_client.tools.console import reports
 from envhub_server.catalog.registry import InterpreterKey, Registry
-from envhub_server.log import as_logged
 from envhub_server.processes.interpreter import InterpreterUnusable, find
 from envhub_server.worker.context import describe_failure
 
 import envhub
 from envhub.cli.commands import app
-from envhub.errors import AddressError
+from envhub.errors import AddressError, without_secrets
 from envhub.secret import Secret, hidden
 from envhub.transport import address as addresses
 from envhub.transport.address import HubKeys, text_of, token_of
@@ -189,7 +188,7 @@ def test_text_without_a_secret_is_shown_as_it_is(text: str) -> None:
 
 def test_key_in_place_of_an_envs_name_is_not_repeated() -> None:
     key = "EIAfCyLLy2dRUPF_cNDi1hmBMI4AX336gCIK3t0Kg-g"
-    logged = as_logged({"envs": [key, f"ALE/{key}-v5"]}), as_logged(f"no id '{key}'")
+    logged = without_secrets({"envs": [key, f"ALE/{key}-v5"]}), without_secrets(f"no id '{key}'")
     error = ValueError(f"Environment `{key}` doesn't exist")
     failure = describe_failure(error, "env_raised", None, None, hide_secrets=True)
     unmatched = Registry([key]).unmatched(InterpreterKey(), [])

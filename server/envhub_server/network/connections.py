@@ -20,7 +20,7 @@ from envhub.options import Bytes, Count
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
 from envhub.protocol.prelude import BEATS_MAX
-from envhub.transport.socket_file import socket_owner
+from envhub.transport.socket_file import socket_owner, tcp_facts
 from envhub_server.log import Logger
 from envhub_server.network.proxy_page import FULL, FULL_BYTES, FULL_FRAMES, PARTIAL, PageEntry
 
@@ -256,9 +256,6 @@ def _admitted_as(holder: Holder | None) -> tuple[str, str] | None:
     return None if holder is None else (holder.name, holder.right)
 
 
-_BYTES_RECEIVED = struct.Struct("=128xQ")  # of Linux's struct tcp_info
-
-
 def copied(descriptor: int) -> socket.socket:
     """The connection of this descriptor, which libzmq owns and may close; the caller owns the copy."""
     copy = os.dup(descriptor)
@@ -298,16 +295,10 @@ def kernel_tells() -> bool:
 def bytes_sent(descriptor: int) -> int | None:
     """The bytes that the peer of a tcp connection has sent so far; None where it is no tcp connection."""
     try:
-        connection = socket.socket(fileno=descriptor)
+        with copied(descriptor) as connection:
+            return tcp_facts(connection)[1]
     except OSError:
         return None
-    try:
-        tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        return int(_BYTES_RECEIVED.unpack(tcp_info)[0])
-    except (OSError, struct.error):
-        return None
-    finally:
-        connection.detach()
 
 
 CHECK_S = 0.3  # how often the kernel is asked
@@ -316,7 +307,6 @@ CHECK_S = 0.3  # how often the kernel is asked
 # before the ROUTER itself knows. So the peers that used the descriptor are probed at once and again.
 SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 
-_LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
 _UCRED = struct.Struct("3i")
 
 log = Logger("envhub.hub")
@@ -333,9 +323,8 @@ def silent_s(descriptor: int) -> float:
             if connection.family == socket.AF_UNIX:
                 pid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
                 return math.inf if _stopped(pid) else 0.0
-            tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
-            return float(_LAST_DATA_RECV.unpack(tcp_info)[0]) / 1000
-    except (OSError, struct.error):
+            return tcp_facts(connection)[0]
+    except OSError:
         return 0.0
 
 

@@ -27,8 +27,6 @@ from envhub_server.network import descriptor_guard
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
 PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of the hub's socket for it
 
-_SIOCGIFADDR = 0x8915
-
 log = Logger("envhub.hub")
 
 
@@ -73,7 +71,9 @@ class Listener:
         listening = socket.socket(family)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((_numeric(wanted.host), wanted.port))
+            listening.bind(
+                ({"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(wanted.host, wanted.host.strip("[]")), wanted.port)
+            )
             listening.listen(PROXIED_BACKLOG)
         except OSError as error:
             listening.close()
@@ -214,16 +214,6 @@ def _not_bound(text: str, error: OSError | zmq.ZMQError) -> AddressError:
     if error.errno == errno.EADDRINUSE:
         return AddressError(f"{text} is in use; end the other server, or choose another port")
     return AddressError(f"{text} cannot be bound: {error}")
-
-
-def _numeric(host: str) -> str:
-    """The IP address that ``host`` means, as libzmq binds it: also ``*``, and the name of an interface."""
-    host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(host, host.strip("[]"))
-    if host in (name for _, name in socket.if_nameindex()):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            reply = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
-        return socket.inet_ntoa(reply[20:24])
-    return host
 
 
 def _is_open(path: Path) -> bool:

@@ -22,12 +22,12 @@ import secrets
 import select
 import signal
 import socket
-import struct
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from envhub.transport.socket_file import tcp_facts
 from envhub_server.network import proxy_page
 from envhub_server.network.proxy_page import (
     BYTES_READ,
@@ -62,8 +62,6 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 REPORTS_MAX = 16  # of ended handshakes that the hub has not read; until it has, no new clients are let in
-_LAST_DATA_RECV = struct.Struct("=52xI")  # of Linux's struct tcp_info, in milliseconds
-_BYTES_RECEIVED = struct.Struct("=128xQ")  # of the same; the end of what was sent counts as a byte
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _STATES = {FRAMES: FULL_FRAMES, BYTES: FULL_BYTES, HANDSHAKE: FULL_HANDSHAKE}
 
@@ -175,8 +173,7 @@ class Link:
             return
         if self._paused:
             with contextlib.suppress(OSError):
-                info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
-                heard_ns = time.monotonic_ns() - int(_LAST_DATA_RECV.unpack(info)[0]) * 1_000_000
+                heard_ns = time.monotonic_ns() - int(tcp_facts(self.client)[0] * 1e9)
                 self._words[self._at + HEARD_NS] = max(self._words[self._at + HEARD_NS], heard_ns)
         self._note_read()
         self._pass_held()
@@ -275,15 +272,14 @@ class Link:
             self._proxy.forget(self)
 
     def _report(self) -> None:
-        answers, spoke = self._answers, self._spoke or self._has_lost_bytes()
+        spoke = self._spoke
+        if not spoke:  # the kernel may have thrown away what it had sent, when the connection was reset
+            try:
+                spoke = tcp_facts(self.client)[1] > 1
+            except OSError:
+                spoke = True
+        answers = self._answers
         self._proxy.report(EndedHandshake(self._host, spoke, self._was_told, answers.welcomed, answers.denied))
-
-    def _has_lost_bytes(self) -> bool:
-        try:
-            info = self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-            return int(_BYTES_RECEIVED.unpack(info)[0]) > 1
-        except (OSError, struct.error):  # a kernel that does not tell
-            return True
 
 
 class Proxy:

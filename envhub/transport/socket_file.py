@@ -94,7 +94,7 @@ _TCP_INFO = struct.Struct("=52xI72xQ")  # of Linux's struct tcp_info: when data 
 
 
 def tcp_facts(connection: socket.socket) -> tuple[float, int]:
-    """The seconds since the peer sent data, and the bytes that it has sent; its end counts as one. Raises ``OSError``."""
+    """The seconds since the peer sent data, and the bytes that it has sent, its end among them. Raises ``OSError``."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     if len(info) < _TCP_INFO.size:
         raise OSError(errno.ENOPROTOOPT, "this kernel does not tell")

@@ -282,7 +282,7 @@ def test_hubs_own_user_has_no_more_rights_by_the_proxy_than_others(tmp_path: Pat
 
 @pytest.mark.long
 def test_addresses_of_either_family_are_served(tmp_path: Path) -> None:
-    binds = ["tcp://*:0", "tcp://[::1]:0", "tcp://lo:0"]
+    binds = ["tcp://*:0", "tcp://[::1]:0", "tcp://localhost:0"]
     with serve(tmp_path, "counter=sims:counter", "--insecure", binds=binds) as hub:
         assert [address.rpartition(":")[0] for address in hub.addresses] == [
             "tcp://0.0.0.0",

@@ -84,7 +84,14 @@ class ConnectionSupervisor:
         if listener.proxied:
             for listening in listener.proxied:
                 self._guard.listens(listening.fileno())
-            self._start_proxy(listener.proxied, listener.bind_unnamed())
+            self._access.proxy = ProxyHandle(
+                self._children,
+                self._loop,
+                self._access.handshake_ended,
+                self._access.encrypted,
+                self._unread_bytes_max,
+            )
+            self._access.proxy.start(listener.proxied, listener.bind_unnamed())
         for text in binds:
             if not is_ipc[text]:
                 self._access.bound(bound[text])
@@ -154,12 +161,8 @@ class ConnectionSupervisor:
         return ends
 
     def on_ready(self, descriptor: int) -> None:
-        """Answer libzmq, which asks whether a client is admitted, or hear the proxy."""
-        proxy = self._access.proxy
-        if proxy is None or descriptor not in (proxy.pidfd, proxy.reporting):
-            self._admit_clients()
-        else:
-            self._hear_proxy(proxy, has_ended=descriptor == proxy.pidfd)
+        """Answer libzmq, which asks whether a client is admitted."""
+        self._admit_clients()
 
     def _admit_clients(self) -> None:
         """Answer libzmq about the clients that wait in their handshakes."""
@@ -168,40 +171,6 @@ class ConnectionSupervisor:
             if not self._access.answer(self._loop.clock.now_s()):
                 break
         self._plan_access()
-
-    # --- the proxy ----------------------------------------------------------------------------------------------------
-
-    def _start_proxy(self, listeners: Sequence[socket.socket], hub: int) -> None:
-        """Start the proxy for these addresses; ``hub`` is the descriptor of the hub's socket for it."""
-        access = self._access
-        proxy = ProxyHandle(self._children, hub, access.encrypted, prelude.FRAMES_MAX, self._unread_bytes_max)
-        access.proxy = proxy
-        proxy.start(listeners, self._loop.clock.now_s())
-        self._wait_for(proxy)
-
-    def _wait_for(self, proxy: ProxyHandle) -> None:
-        self._loop.poller.register(proxy.pidfd, self)
-        self._loop.poller.register(proxy.reporting, self)
-
-    def _hear_proxy(self, proxy: ProxyHandle, has_ended: bool) -> None:
-        """Note the handshakes that have ended by the proxy; start another one if it has ended itself."""
-        reporting = proxy.reporting
-        for ended in proxy.reports():
-            self._access.handshake_ended(ended)
-        if proxy.reporting < 0:
-            self._loop.poller.unregister(reporting)
-        if has_ended:
-            self._loop.poller.unregister(proxy.pidfd)
-            proxy.ended(self._loop.clock.now_s())
-            self._loop.schedule.set(self._restart_proxy, proxy.restart_s)
-
-    def _restart_proxy(self) -> None:
-        proxy = self._access.proxy
-        assert proxy is not None
-        proxy.check(self._loop.clock.now_s())
-        if proxy.pidfd >= 0:
-            self._wait_for(proxy)
-        self._loop.schedule.set(self._restart_proxy, proxy.restart_s)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,13 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from envhub.process import blocked
+from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.address import environment
 from envhub_server.log import Logger
+from envhub_server.loop import Loop
 from envhub_server.network import connections, proxy_page
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 from envhub_server.processes.supervisor import Supervisor
@@ -29,44 +31,40 @@ log = Logger("envhub.hub")
 
 
 class ProxyHandle:
-    """The proxy of a hub; one that ends is started again, at the same addresses.
+    """The proxy of a hub; one that ends is started again, at the same addresses."""
 
-    Attributes:
-        pidfd: readable once the process has ended; negative while there is none.
-        reporting: readable where ``reports`` has some; negative while there is no process.
-        restart_s: when to call ``check`` next.
-    """
-
-    def __init__(self, children: Supervisor, hub: int, curve: bool, frames_max: int, bytes_max: int) -> None:
-        """Make the handle of a proxy that is not started yet.
-
-        Args:
-            children: which is told of the process.
-            hub: a descriptor of the socket of the hub's own, which the handle closes.
-            curve: whether CURVE encrypts what clients send.
-            frames_max: of one message.
-            bytes_max: that a client may have sent and the hub has not read.
-        """
-        self._children, self._hub = children, hub
-        self._options = str(int(curve)), str(FRAMES_SHARE * frames_max), str(bytes_max)
+    def __init__(
+        self,
+        children: Supervisor,
+        loop: Loop,
+        on_ended_handshake: Callable[[EndedHandshake], None],
+        curve: bool,
+        bytes_max: int,
+    ) -> None:
+        """``children`` is told of the process; ``bytes_max``: that a client may have sent and the hub has not read."""
+        self._children, self._loop, self._on_ended_handshake = children, loop, on_ended_handshake
+        self._options = str(int(curve)), str(FRAMES_SHARE * FRAMES_MAX), str(bytes_max)
         self._listeners: Sequence[socket.socket] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self.pidfd = self.reporting = -1
+        self._hub = self._pidfd = -1
         self._name, self._words = b"", memoryview(b"")
         self._started_s = -math.inf
-        self.restart_s = math.inf
 
-    def start(self, listeners: Sequence[socket.socket], now_s: float) -> None:
-        self._listeners = listeners
-        self._started_s = now_s
+    def start(self, listeners: Sequence[socket.socket], hub: int) -> None:
+        """Start it for these addresses; ``hub`` is the descriptor of the hub's socket for it. Raises ``OSError``."""
+        self._listeners, self._hub = listeners, hub
+        self._start()
+
+    def _start(self) -> None:
+        self._started_s = self._loop.clock.now_s()
         name, page = f"envhub-proxy-{secrets.token_hex(8)}", proxy_page.make_page()
         control = None
         try:
             words = proxy_page.words_of(page)
             self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._control.setblocking(False)
-            passed = [control.fileno(), self._hub, page, *(each.fileno() for each in listeners)]
+            passed = [control.fileno(), self._hub, page, *(each.fileno() for each in self._listeners)]
             arguments = [str(os.getpid()), name, *self._options, *map(str, passed)]
             with blocked():  # the hub says when to end
                 self._process = subprocess.Popen(
@@ -76,7 +74,7 @@ class ProxyHandle:
                     env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._children.orphan_reaper.spare(self._process.pid)
-            self.pidfd = os.pidfd_open(self._process.pid)
+            self._pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self._end()
             raise
@@ -85,16 +83,29 @@ class ProxyHandle:
             if control is not None:
                 control.close()
         self._name, self._words = b"\0" + name.encode() + b"/", words
-        self.reporting = self._control.fileno()
+        self._loop.poller.register(self._pidfd, self)
+        self._loop.poller.register(self._control.fileno(), self)
 
-    def reports(self) -> Iterator[EndedHandshake]:
-        """The connections that have ended in their handshakes since the last call."""
-        if self._control is None:
-            return
+    def on_ready(self, descriptor: int) -> None:
+        """Hear of the handshakes that have ended, or note the end of the process."""
+        assert self._process is not None and self._control is not None
         with contextlib.suppress(BlockingIOError):
             while message := self._control.recv(REPORT_BYTES_MAX):
-                yield EndedHandshake.unpack(message)
-            self.reporting = -1
+                self._on_ended_handshake(EndedHandshake.unpack(message))
+            self._loop.poller.unregister(self._control.fileno())
+        if descriptor == self._pidfd:
+            status = self._process.wait()
+            self._end()
+            # Event: The process that accepts tcp connections has ended; another is started.
+            log.error("proxy_ended", status=status, note="its clients connect again to the next one")
+            self._loop.schedule.set(self._start_again, max(self._loop.clock.now_s(), self._started_s + RESTART_S))
+
+    def _start_again(self) -> None:
+        try:
+            self._start()
+        except OSError as error:
+            log.error("proxy_ended", why=f"another cannot be started: {error}")
+            self._loop.schedule.set(self._start_again, self._loop.clock.now_s() + RESTART_S)
 
     def entry(self, descriptor: int) -> PageEntry | None:
         try:
@@ -107,41 +118,29 @@ class ProxyHandle:
         slot, number, _, host = name[len(self._name) :].decode().split("/", 3)
         return PageEntry(self._words, int(slot), int(number), host)
 
-    def ended(self, now_s: float) -> None:
-        status = None if self._process is None else self._process.wait()
-        self._end()
-        self.restart_s = max(now_s, self._started_s + RESTART_S)
-        # Event: The process that accepts tcp connections has ended; another is started.
-        log.error("proxy_ended", status=status, note="its clients connect again to the next one")
-
-    def check(self, now_s: float) -> None:
-        if self._process is None:
-            self.restart_s = math.inf
-            try:
-                self.start(self._listeners, now_s)
-            except OSError as error:
-                self.restart_s = now_s + RESTART_S
-                log.error("proxy_ended", why=f"another cannot be started: {error}")
-
     def _end(self) -> None:
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+        if self._pidfd >= 0:
+            self._loop.poller.unregister(self._pidfd)
+            os.close(self._pidfd)
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
         if self._process is not None:
             self._children.orphan_reaper.reaped(self._process.pid)
         if self._control is not None:
+            self._loop.poller.unregister(self._control.fileno())
             self._control.close()
-        self._process, self._control, self.pidfd, self.reporting = None, None, -1, -1
+        self._process, self._control, self._pidfd = None, None, -1
 
     def close(self) -> None:
-        """Have it pass on what the hub has sent, and end; the hub's own socket must be closed before."""
+        """Have it pass on what the hub has sent, and end; the hub's ROUTER must be closed before."""
         if self._process is not None and self._control is not None:
+            self._loop.poller.unregister(self._control.fileno())
             self._control.close()
             try:
                 self._process.wait(CLOSE_S)
             except subprocess.TimeoutExpired:
                 log.warning("proxy_ended", why=f"it has not ended within {CLOSE_S:g} s, and is killed")
         self._end()
-        os.close(self._hub)
+        if self._hub >= 0:
+            os.close(self._hub)

@@ -75,12 +75,6 @@ def test_session_in_bytes_runs_on_a_hub(client: PlainClient) -> None:
         assert [*map(len, frames)] == [*map(len, golden[1:3])]  # but the rows frame, as no env has an info
 
 
-def test_another_version_is_refused_and_its_connection_stays(client: PlainClient) -> None:
-    client.socket.send(Prelude(Op.LIST, client.hello(), NO_SESSION, 2, version=2).pack())
-    assert client.codes(1) == ["unsupported_version"] and not client.has_ended(0)
-    assert client.hello()
-
-
 def test_last_of_some_malformed_messages_ends_its_connection(client: PlainClient) -> None:
     hub_id = client.hello()
     for number in range(MALFORMED_MAX - 1):
@@ -158,14 +152,6 @@ def test_limits_of_the_welcome_are_both(client: PlainClient) -> None:
     welcome = messages.unpack(messages.Welcome, client.socket.recv()[PRELUDE.size :])
     assert welcome.limits.keys() == {"envs_per_session_max", "message_bytes_max"}
     assert welcome.version == "1"
-
-
-def test_heartbeat_may_be_answered_by_a_failure_with_its_token_and_seq(asking: Asking) -> None:
-    (first,) = asking.ask(Op.HEARTBEAT, 7, hub_id=asking.hub_id ^ 2)
-    found = Prelude.unpack(first)
-    assert (found.op, found.token, found.seq) == (messages.REPLY | Op.FAILURE, asking.token, 7)
-    assert messages.unpack(Failure, first[PRELUDE.size :]).code == "stale_hub"
-    assert asking.state(7) == "unknown"
 
 
 def test_seq_of_a_refused_request_is_not_used_up_and_a_closed_token_ends_with_its_seq(asking: Asking) -> None:

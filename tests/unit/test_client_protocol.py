@@ -110,21 +110,6 @@ def test_progress_is_of_a_request_that_makes_envs() -> None:
 # --- connections that are made again ---------------------------------------------------------------------------------
 
 
-def test_client_without_a_session_says_on_each_connection_that_it_is_there() -> None:
-    pair = ProtocolPair(NO_SESSION)
-    pair.hello()
-    for _ in range(2):
-        pair.disconnect()
-        pair.reconnect()
-        pair.advance(0)
-        ((said,),) = (packet.frames for packet in pair.to_hub)
-        assert Prelude.unpack(said)[:4] == (Op.HEARTBEAT, HUB_ID, NO_SESSION, 0)
-        pair.settle()
-        pair.advance(HEARTBEAT_S)
-        assert not pair.to_hub
-    assert pair.ask(Op.LIST, Question()).op is Op.LIST
-
-
 # --- requests that end their connection -------------------------------------------------------------------------------
 
 
@@ -166,17 +151,6 @@ def test_connections_that_end_before_a_request_is_sent_or_while_it_runs_do_not_c
             pair.advance(0)
             say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply(state))
         assert pair.client.cut_off is None
-
-
-def test_hello_that_ends_its_connections_is_sent_until_its_caller_gives_up() -> None:
-    pair = ProtocolPair()
-    pair.request(Op.HELLO, Hello())
-    for _ in range(3 * CUTS_MAX):
-        pair.disconnect()
-        pair.reconnect()
-        pair.to_hub.clear()
-        pair.advance(0)
-        assert len(pair.to_hub) == 1
 
 
 # --- notices ----------------------------------------------------------------------------------------------------------
@@ -264,15 +238,6 @@ def test_hub_hears_once_from_which_session_a_new_connection_is() -> None:
     assert asked(pair, HEARTBEAT_S) == []
 
 
-def test_client_whose_warnings_are_over_wakes_once_a_second() -> None:
-    pair = joined()
-    pair.client.disconnected(pair.now_s)
-    assert pair.client.next_tick_s(pair.now_s + 100.0) == HEARTBEAT_S
-    step_on_its_way(pair)
-    pair.client.connected()
-    assert pair.client.next_tick_s(pair.now_s) == 0.0
-
-
 def test_refused_connections_are_told_of_a_hub_that_was_there() -> None:
     pair = joined()
     assert not pair.client.is_refused
@@ -318,18 +283,6 @@ def test_time_in_which_the_program_was_stopped_is_no_silence_of_the_hub() -> Non
         pair.client.looked(back_s + second)
     assert pair.client.loss(back_s + prelude.RECONNECT_S - 2) == ""
     assert "reconnect_timeout" in pair.client.loss(back_s + prelude.RECONNECT_S - 1)
-
-
-def test_refusals_before_and_after_a_stop_of_the_program_are_no_loss() -> None:
-    pair = joined()
-    pair.client.looked(pair.now_s)
-    pair.client.disconnected(pair.now_s)
-    pair.client.refused(pair.now_s)
-    back_s = pair.now_s + 2 * prelude.REFUSED_S
-    pair.client.looked(back_s)
-    assert pair.client.loss(back_s) == ""
-    pair.client.refused(back_s + prelude.REFUSED_S)
-    assert "refused" in pair.client.loss(back_s + prelude.REFUSED_S)
 
 
 # --- what several hubs need -------------------------------------------------------------------------------------------

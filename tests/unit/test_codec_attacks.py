@@ -137,12 +137,6 @@ def test_keys_that_would_take_quadratic_time_are_refused(keys: list[Any], code: 
         codec.encode(dict.fromkeys(keys) if code == codec.MAPPING else set(keys))
 
 
-def test_as_many_keys_of_one_hash_as_the_limit_are_carried() -> None:
-    keys = {EQUAL_HASHES * number: number for number in range(1, codec.EQUAL_HASHES_MAX + 1)}
-    keys[1] = 0
-    assert codec.decode(codec.encode(keys)) == keys
-
-
 def test_as_many_keys_as_the_limit_are_carried_and_any_number_of_texts() -> None:
     numbers = set(range(codec.UNSALTED_KEYS_MAX))
     texts = {str(number) for number in range(4 * codec.UNSALTED_KEYS_MAX)}
@@ -296,11 +290,6 @@ def test_pickled_value_is_unpickled_only_where_it_is_allowed(trapped_pickle: lis
     with pytest.raises(codec.DecodeError):
         codec.decode(packed(msgpack.ExtType(codec.COMPLEX, PICKLED)), allow_pickle=True)
     assert len(trapped_pickle) == 1
-
-
-def test_values_with_a_form_are_never_pickled() -> None:
-    value = {"a": np.arange(3), "b": (1, "x")}
-    assert codec.encode(value, codec.as_pickle) == codec.encode(value)
 
 
 def test_pickled_values_arrive_as_they_were() -> None:

@@ -11,7 +11,7 @@ from protocol_pair import HUB_ID, MADE, TOKEN, Packet, failure_in, joined
 from envhub.protocol import messages
 from envhub.protocol.hub import CODE_CHARS_MAX, CODES_MAX, HubProtocol, Incoming
 from envhub.protocol.messages import Attach, Close, Done, Failure, Make, Notice, Op, Question, Reset
-from envhub.protocol.prelude import CLOSED_EARLY_MAX, FRAMES_MAX, NO_SESSION, Prelude
+from envhub.protocol.prelude import FRAMES_MAX, NO_SESSION, Prelude
 
 REPLY = messages.REPLY
 OTHER = bytes(range(100, 116))
@@ -180,19 +180,6 @@ def test_lost_session_is_counted_only_if_it_was_made() -> None:
     hub.outgoing.clear()
     assert hub.receive(b"peer", 1, [head(Op.RESET, 2, Reset())]) is None and refused(hub) == "session_lost"
     assert hub.failures == {"unknown_env": 1, "session_lost": 1}
-
-
-def test_closes_of_ended_sessions_take_no_place_of_tokens_that_were_closed_early() -> None:
-    hub = HubProtocol(HUB_ID)
-    early = bytes(15) + b"\x01"
-    assert hub.receive(b"peer", 1, [head(Op.CLOSE, 2, Close(), early)]) is None
-    for number in range(CLOSED_EARLY_MAX):
-        token = b"ended" + number.to_bytes(11, "big")
-        with_session(hub, token=token)
-        hub.forget(token)
-        assert hub.receive(b"peer", 1, [head(Op.CLOSE, 9, Close(), token)]) is None
-    hub.outgoing.clear()
-    assert hub.receive(b"peer", 1, [head(Op.MAKE, 1, Make(1, "x"), early)]) is None and refused(hub) == "session_lost"
 
 
 def test_takeover_is_admitted_where_there_are_as_many_sessions_as_may_be() -> None:

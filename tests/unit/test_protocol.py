@@ -20,7 +20,7 @@ from protocol_pair import (
 from envhub.protocol import messages, prelude
 from envhub.protocol.client import ClientProtocol
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
-from envhub.protocol.messages import Attach, Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
+from envhub.protocol.messages import Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol.prelude import NO_SESSION, Prelude
 
 REPLY = messages.REPLY
@@ -63,21 +63,6 @@ def test_reply_of_an_ended_session_goes_to_its_own_client_alone(closed_early: bo
     assert Prelude.unpack(pair.hub.outgoing[0][1][0]).op == REPLY | (Op.FAILURE if closed_early else Op.CLOSE)
 
 
-def test_lost_failure_of_a_make_is_sent_again_without_making_again() -> None:
-    pair = ProtocolPair()
-    pair.hello()
-    pair.request(Op.MAKE, Make(2, "Nothing-v0"))
-    make = pair.to_hub[0]
-    request = pair.deliver_to_hub()
-    assert request is not None
-    pair.hub.fail(request, Failure("unknown_env", "request", "no such env"))
-    pair.hub.forget(TOKEN)
-    pair.hub.outgoing.clear()
-    pair.to_hub.append(make)
-    assert pair.deliver_to_hub() is None
-    assert failure_in(pair.to_client[0]).code == "unknown_env"
-
-
 def test_reply_with_arrays_is_not_kept_once_the_session_has_ended() -> None:
     pair = joined()
     step_on_its_way(pair)
@@ -108,15 +93,6 @@ def refusal_of(hub: HubProtocol, op: Op, token: bytes, seq: int, message: Any) -
     if hub.receive(b"peer", 1, [Prelude(op, HUB_ID, token, seq).pack() + messages.pack(message)]) is not None:
         return ""
     return messages.unpack(Failure, hub.outgoing.pop()[1][0][40:]).code
-
-
-@pytest.mark.parametrize(("op", "message"), [(Op.MAKE, Make(1)), (Op.ATTACH, Attach(bytes(16)))])
-def test_close_that_overtakes_the_first_request_of_its_session_has_that_refused(op: Op, message: Any) -> None:
-    hub = HubProtocol(HUB_ID)
-    assert refusal_of(hub, Op.CLOSE, TOKEN, 2, Close()) == "session_lost"
-    assert refusal_of(hub, op, TOKEN, 1, message) == "session_lost"
-    assert refusal_of(hub, op, TOKEN, 1, message) == "session_lost"  # as often as it comes
-    assert refusal_of(hub, op, TOKEN[::-1], 1, message) == ""
 
 
 def test_only_the_last_closed_tokens_are_remembered_and_cost_no_ended_session_its_place() -> None:
@@ -166,14 +142,6 @@ def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:
 
 
 # --- malformed requests -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", [0, 7, 63, Op.PING, Op.FAILURE, REPLY | Op.STEP, REPLY | Op.FAILURE, 255])
-def test_request_with_an_unknown_op_is_refused(op: int) -> None:
-    pair = joined()
-    failure = sent(pair, op, 2)
-    assert (failure.code, failure.scope) == ("malformed", "request")
-    assert pair.hub.malformed == 1
 
 
 def test_malformed_make_leaves_no_session_behind() -> None:

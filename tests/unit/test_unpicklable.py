@@ -137,21 +137,6 @@ def test_unsendable_raises_why_when_it_is_made() -> None:
         pickling.Unsendable("a lock")(render_mode=None)
 
 
-class Held:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    @property
-    def read(self) -> int:
-        return 1
-
-    def run(self) -> None: ...
-
-
-class Listing(list[Any]):
-    pass
-
-
 def empty_cell() -> Callable[[], Any]:
     def later() -> Any:
         return made, lock
@@ -162,14 +147,11 @@ def empty_cell() -> Callable[[], Any]:
     return later
 
 
-LOCKED = {threading.Lock(): 1}
-
-
 class Stateful:
     """Its state is no dict."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Listing, (), threading.Lock()
+        return Holder, (1,), threading.Lock()
 
 
 class Named:
@@ -214,16 +196,10 @@ class Mapped:
         (Stateful(), "its state"),
         (module_by_hand(), "global 'lock'"),
         (Mapped(), "item 'lock'"),
-        (Held().run, "its object"),
-        (classmethod(functools.partial(print, threading.Lock())), "its function"),  # type: ignore[arg-type]
-        (property(functools.partial(print, threading.Lock())), "its function"),
+        (classmethod(functools.partial(print, LOCK)), "its function"),  # type: ignore[arg-type]
+        (property(functools.partial(print, LOCK)), "its function"),
         (empty_cell(), "variable 'lock'"),
-        (LOCKED, "key "),
-        (Listing([threading.Lock()]), "item 0"),
-        (deque([threading.Lock()]), "item 0"),
     ],
 )
-def test_path_leads_through_every_kind_of_value(value: Any, path: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        pickling.dumps(value)
-    assert path in why_unpicklable("the env", value, pickling.dumps, caught.value)
+def test_path_leads_through_values_of_other_kinds(value: Any, path: str) -> None:
+    assert path in why(value)

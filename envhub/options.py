@@ -48,9 +48,6 @@ for _power, _letter in enumerate("KMGT", 1):
 _NUMBER_OF_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?I?B|)", re.IGNORECASE)
 
 
-# --- kinds of values --------------------------------------------------------------------------------------------------
-
-
 def byte_count(value: Any, folder: Path = Path()) -> Any:
     """The bytes that a text names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
 
@@ -75,7 +72,6 @@ def read_memory(value: Any, folder: Path) -> Any:
 
 
 def no_path(text: str) -> str:
-    """Say why a text is no path; empty if it may be one."""
     if not text:  # in a file it would stand for the file's folder
         return "a path is not empty"
     return "a path is no URL" if "://" in text else ""
@@ -246,8 +242,6 @@ class HubOptions:
     spares: Spares | None = None
     recycle: RecycleOptions = RecycleOptions()  # noqa: RUF009 - it is frozen
 
-    # --- limits -----------------------------------------------------------------------------------------------------
-
     sessions_max: Annotated[int, Meta(ge=1, le=1 << 16)] = 64
     max_envs: Envs = 4096
     envs_per_session_max: Envs = 1024
@@ -258,8 +252,6 @@ class HubOptions:
     replays: Path | None = None
     replays_bytes_max: Bytes = 256 * MIB
     trace_bytes_max: Bytes = MIB
-
-    # --- times ------------------------------------------------------------------------------------------------------
 
     lease: Seconds = 60.0
     close_timeout_max: Seconds = 60.0
@@ -349,7 +341,6 @@ def _read(value: Any, annotation: Any, place: str, folder: Path, key: Callable[[
 
 
 def check_options(table: Any, kind: type) -> None:
-    """Check the options of a table that a program has made; raises ``OptionError``."""
     values = {name: value for name in kinds_of(kind) if (value := getattr(table, name)) is not None}
     options_from(msgspec.to_builtins(values, enc_hook=str), kind)
 
@@ -381,7 +372,6 @@ def allowed(annotation: Any) -> str:
 
 
 def value_text(value: object) -> str:
-    """A value, or its beginning, in one line."""
     try:
         text = json.dumps(value, default=str, ensure_ascii=False)
     except ValueError:
@@ -424,7 +414,6 @@ def _argument(kind_and_extra: tuple[Any, Mapping[str, Any]]) -> Any:
 
 
 def described(table: Any, name: str) -> str:
-    """The help of an option, with its default."""
     text, default = descriptions(table).get(name, ""), default_text(table, name)
     return f"{text} {default} by default." if default else text
 

@@ -46,7 +46,6 @@ class Spinner:
         self._skips = self._penalty = 0
 
     def spin(self, ready: Callable[[], bool]) -> bool:
-        """True if the word is ready, at once or while this spins."""
         if ready():
             return True
         if not self.spins:
@@ -82,7 +81,6 @@ def spin_us(processes: int, cpus: int, quota: bool) -> int:
 
 
 def configured_spin_us() -> int | None:
-    """The value of ``ENVHUB_SPIN_US``; None where it is not set. Raises ``ValueError``."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text is None:
         return None
@@ -91,7 +89,6 @@ def configured_spin_us() -> int | None:
 
 
 def checked_spin_us(wanted: int, name: str) -> int:
-    """A number of microseconds, which errors name ``name``; raises ``ValueError``."""
     if not 0 <= wanted <= SPIN_US_MAX:
         raise ValueError(f"{name} is a number of microseconds between 0 and {SPIN_US_MAX}")
     return wanted

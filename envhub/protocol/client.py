@@ -112,7 +112,6 @@ class ClientProtocol:
 
     @property
     def last_seq(self) -> int:
-        """Seq of the session's last request that is pending, or else ended."""
         return self._ended_seq if self._pending is None else self._pending.seq
 
     @property
@@ -162,12 +161,10 @@ class ClientProtocol:
         return sent
 
     def may_begin(self, op: Op, message: Any) -> bool:
-        """True if no request is pending, or only a RECEIVE that this request, a SEND, ends."""
         pending = self.pending
         return pending is None or (pending is Op.RECEIVE and op is Op.SEND and message.ends_receive)
 
     def give_up(self) -> None:
-        """Stop waiting for the pending request; a reply that comes later is dropped."""
         self._may_be_late = self._may_be_late or (self._pending is not None and self._pending.op in SESSION_OPS)
         self._pending = self.answer = None
 
@@ -385,7 +382,6 @@ class ClientProtocol:
         return ""
 
     def loss(self, now_s: float) -> str:
-        """The reason why the hub counts as lost, or an empty string."""
         if (
             self._loss or not self.hub_id
         ):  # a hub that has not answered yet may be starting: the caller's timeout decides

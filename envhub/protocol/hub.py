@@ -223,7 +223,6 @@ class HubProtocol:
         return True
 
     def _admit_first(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
-        """True if the request begins a session; a late copy of a request of an ended session does not."""
         ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
         if ended is not None and ended.reply is not None and (prelude.seq, owner) == (ended.seq, ended.owner):
             self.replayed += 1
@@ -275,7 +274,6 @@ class HubProtocol:
             self.returned.append(token)
 
     def _read_request(self, op: Op, frames: Frames) -> Any:
-        """The message of a request, or the failure if it cannot be read; the failure is counted."""
         try:
             return self._message(op, frames)
         except validation.OutOfBounds as error:
@@ -389,7 +387,6 @@ class HubProtocol:
         return None if link is None or token in self.leases else link.peer
 
     def connection_of(self, token: bytes) -> int:
-        """The connection of the session's last message; -1 if it is unknown."""
         link = self._links.get(token)
         return -1 if link is None else link.connection
 

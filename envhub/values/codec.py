@@ -97,7 +97,6 @@ def refuse(value: Any) -> msgpack.ExtType:
 
 
 def as_repr(value: Any) -> msgpack.ExtType:
-    """The ``repr`` of a value that the codec cannot carry, cut at ``REPR_CHARS_MAX`` characters."""
     try:
         text = repr(value)
     except Exception as error:  # a repr that raises must not make the step fail
@@ -249,7 +248,6 @@ _LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two c
 
 
 def _packs(values: Collection[Any]) -> bool:
-    """True if msgpack packs all of these values itself, or raises ``OverflowError`` for an integer."""
     kinds = set(map(type, values))
     if not kinds <= _PACKED:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from envhub.values.codec import DecodeError
 
@@ -15,20 +15,15 @@ SKIPS_MAX = 63  # frames that are sent uncompressed after failed attempts
 ZSTD_LEVEL = 1
 
 
-class _Method(NamedTuple):
-    compress: Callable[[Any], bytes]
-    decompress: Callable[[Any, int], bytes]
-
-
-def _lz4() -> _Method:
+def _lz4() -> tuple[Callable[[Any], bytes], Callable[[Any, int], bytes]]:
     block = importlib.import_module("lz4.block")
-    return _Method(
+    return (
         lambda frame: bytes(block.compress(frame, store_size=False)),
         lambda frame, size: bytes(block.decompress(frame, uncompressed_size=size)),
     )
 
 
-def _zstd() -> _Method:
+def _zstd() -> tuple[Callable[[Any], bytes], Callable[[Any, int], bytes]]:
     library = importlib.import_module("zstandard")
     writer, reader = library.ZstdCompressor(level=ZSTD_LEVEL), library.ZstdDecompressor()
 
@@ -37,7 +32,7 @@ def _zstd() -> _Method:
             raise ValueError("another size")
         return bytes(reader.decompress(frame, allow_extra_data=False))
 
-    return _Method(lambda frame: bytes(writer.compress(frame)), decompress)
+    return lambda frame: bytes(writer.compress(frame)), decompress
 
 
 _MAKERS = {"lz4": _lz4, "zstd": _zstd}  # the faster first
@@ -45,7 +40,6 @@ METHODS = tuple(_MAKERS)
 
 
 def available() -> list[str]:
-    """The methods whose libraries are installed in this process (``pip install "envhub-rl[compression]"``)."""
     installed = []
     for name in METHODS:
         with contextlib.suppress(ImportError):
@@ -58,7 +52,7 @@ class Compressor:
     """Compresses frames; it tries fewer frames while compression saves nothing. Raises ``ImportError``."""
 
     def __init__(self, method: str) -> None:
-        self._compress = _MAKERS[method]().compress
+        self._compress, _ = _MAKERS[method]()
         self._skips = self._penalty = 0
 
     def compress(self, frame: Any) -> Any:
@@ -80,7 +74,7 @@ def decompressor(method: str) -> Callable[[Any, int], Any]:
 
     That function raises ``DecodeError`` for a frame of another method or size. Raises ``ImportError``.
     """
-    restore = _MAKERS[method]().decompress
+    _, restore = _MAKERS[method]()
 
     def decompress(frame: Any, size: int) -> Any:
         if len(frame) == size:

@@ -102,7 +102,6 @@ class Template:
         return column
 
     def without_reward(self) -> Template:
-        """The template without ``VECTOR_REWARD``, which reads the same records."""
         rest = copy.copy(self)
         rest.tree = {key: column for key, column in self.tree.items() if key != VECTOR_REWARD}
         return rest

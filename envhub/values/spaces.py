@@ -80,7 +80,6 @@ def describe(space: Any, pickled: bool = False, exact: bool = False) -> Descript
 
 
 def _is_own(space: Any) -> bool:
-    """True if its class is defined by Gymnasium or gym, not a subclass of such a class."""
     name = type(space).__name__
     return type(space) is getattr(gym_spaces, name, None) or type(space).__module__.startswith("gym.spaces.")
 
@@ -341,7 +340,6 @@ def flatten(space: Any, value: Any) -> list[Any]:
 
 
 def assemble(space: Any, parts: Iterator[Any]) -> Any:
-    """The nested value (dicts and tuples) whose leaves are the next of ``parts``; undoes ``flatten``."""
     if isinstance(space, gym_spaces.Dict):
         return {key: assemble(sub, parts) for key, sub in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):

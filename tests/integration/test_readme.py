@@ -34,7 +34,7 @@ HOMES = {
     "HubProtocol": "envhub.protocol.hub",
     "Session": "envhub_client.session.session",
     "SessionMachine": "envhub_server.session.machine",
-    "ArenaDriver": "envhub.arena.driver",
+    "ArenaDriver": "envhub.arena.memory",
     "Gateway": "envhub_server.hub.gateway",
     "Row": "envhub_server.worker.row",
 }

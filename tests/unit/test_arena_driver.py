@@ -8,9 +8,18 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_PART, OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena, allocate
+from envhub.arena.memory import (
+    OP_PART,
+    OP_RESET,
+    OP_STEP,
+    STATUS_INFO,
+    STATUS_OK,
+    STATUS_RAISED,
+    Arena,
+    ArenaDriver,
+    allocate,
+)
 from envhub.values.actions import DTYPES, OUT_OF_BAND, PYTHON
 from envhub.values.leaf import OBJECT, Leaf
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from envhub_server.memory.step_io import StepFrames
 
-from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_OUT_OF_BAND, OP_STEP, Arena, allocate
+from envhub.arena.memory import OP_OUT_OF_BAND, OP_STEP, Arena, ArenaDriver, allocate
 from envhub.protocol import messages
 from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT, Leaf

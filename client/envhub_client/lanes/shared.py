@@ -18,9 +18,8 @@ from typing import NoReturn, cast
 
 import numpy as np
 
-from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena
+from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena, ArenaDriver
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
 from envhub.errors import EnvRaised, HubLost, HubTimeout, hub_at, of_hub
 from envhub.protocol import messages

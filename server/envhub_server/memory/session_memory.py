@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from envhub.arena.driver import ArenaDriver
 from envhub.arena.layout import HEADER_BYTES, Layout
-from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, allocate
+from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, ArenaDriver, allocate
 from envhub.protocol import messages
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.descriptors import DESCRIPTORS_MAX

@@ -7,8 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from envhub.arena.driver import ArenaDriver
-from envhub.arena.memory import Arena
+from envhub.arena.memory import Arena, ArenaDriver
 from envhub.protocol import messages
 from envhub.protocol.prelude import Frame, Frames
 from envhub.values import actions, codec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from envhub_client.session.factories import make_of_factories
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import Session
 from hubs import ServedHub, kill_worker, serve
-from odd_sims import DEVICE, Placed
+from odd_sims import Placed
 
 import envhub
 from envhub.protocol.messages import Call
@@ -49,18 +48,6 @@ def test_place_is_known_to_later_envs_where_the_first_decide_how_many_workers_th
         assert envs.num_workers == 7
         assert {tuple(place[2:]) for place in envs.call("place")} <= {("", ""), *(("7", str(env)) for env in range(7))}
         assert envs.call("environment", "ENVHUB_ENV_INDICES") == tuple(map(str, range(7)))
-
-
-@pytest.mark.long
-def test_devices_are_dealt_and_a_worker_keeps_its_own_when_it_is_restarted() -> None:
-    with closing(envhub.make_vec(Placed, 4, num_workers=4, gpus=[0, 1])) as envs:
-        assert envs.call("device") == (["0"] * 3, ["1"] * 3, ["0"] * 3, ["1"] * 3)
-        envs.reset()
-        for pid in envs.call("pid"):
-            kill_worker(pid)
-        assert envs.call("device") == (["0"] * 3, ["1"] * 3, ["0"] * 3, ["1"] * 3)
-    with closing(envhub.make_vec(Placed, 1)) as envs:
-        assert envs.call("device") == ([os.environ.get(name) for name in DEVICE],)
 
 
 @pytest.mark.long

@@ -64,14 +64,6 @@ def test_worker_with_too_much_memory_is_a_truncation_that_says_so(address: str |
         assert observations[1, 0] == 0 and observations[0, 1] == pid  # the one begins again, the other goes on
 
 
-@pytest.mark.long
-def test_memory_max_raises_where_crashes_do() -> None:
-    with closing(envhub.make_vec(sims.Hoarder, memory_max=MEMORY_MAX, on_crash="raise")) as envs:
-        envs.reset()
-        with pytest.raises(envhub.WorkerDied, match="memory_max"):
-            step_until_failure(envs, [500])
-
-
 def noted(path: Path, count: int) -> list[int]:
     """The processes that have begun to make an env, once there are so many."""
     assert wait_until(lambda: len(path.read_text().splitlines()) >= count)
@@ -302,19 +294,6 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
         assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"recycle"}
         assert (np.abs(envs.step(envs.action_space.sample())[0]) <= 0.05).all()  # they begin again
         assert worker_pids() != before
-
-
-@pytest.mark.long
-def test_vector_envs_of_one_env_each_that_reset_it_within_a_step_are_recycled() -> None:
-    how = {"vector": True, "num_workers": 2, "autoreset_mode": "SameStep", "recycle": {"episodes": 10}}
-    with closing(envhub.make_vec(vector_sims.counters, 2, **how)) as envs:
-        envs.reset(seed=1)
-        end_s = time.monotonic() + 30
-        while time.monotonic() < end_s:
-            _, _, _, truncations, infos = envs.step([0, 0])
-            if truncations.any():
-                break
-        assert {failure.cause for failure in infos["env_failure"] if failure} == {"recycle"}
 
 
 def test_vector_env_that_its_program_resets_is_cut_when_it_is_recycled() -> None:

@@ -320,25 +320,6 @@ def test_env_that_hangs_is_ended_at_its_deadline_and_its_stack_is_shown(address:
 
 
 @pytest.mark.long
-def test_hang_can_be_raised_with_the_stack(address: str | None) -> None:
-    with made(address, step_timeout=HANG_S, on_timeout="raise") as envs:
-        envs.reset()
-        step(envs, 0, 0, 0)
-        with pytest.raises(envhub.EnvTimeout, match=r"(?s)env 1 did not finish its step.*faulty\.py"):
-            step(envs, 0, SLEEP, 0)
-        assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 0, 3]
-
-
-@pytest.mark.long
-def test_worker_of_many_slow_envs_is_not_stuck(address: str | None) -> None:
-    # As many envs as it takes for each to have time to spare: it may be stalled for two seconds.
-    with made(address, 24, num_workers=1, call_timeout=2.2, step_timeout=2.2) as envs:
-        envs.reset()
-        envs.call("sleep", 0.1)  # 2.4 s in all
-        assert step(envs, *[0] * 24)[0][:, 0].tolist() == [1] * 24
-
-
-@pytest.mark.long
 def test_first_step_has_the_time_of_the_making(address: str | None) -> None:
     with made(address, 1, step_timeout=0.3, init_timeout=3.0) as envs:  # one, which is made quickly
         envs.reset()
@@ -385,14 +366,6 @@ def test_call_that_an_env_had_not_read_when_it_died_is_answered_by_the_next_one(
 
 
 @pytest.mark.long
-def test_reset_that_hangs_is_tried_again_until_the_budget_is_spent(address: str | None) -> None:
-    with made(address, 1, reset_timeout=1.5, restarts_max=1) as envs:
-        envs.reset()
-        with pytest.raises(envhub.RestartsExhausted, match=r"its reset within reset_timeout=1\.5 s"):
-            envs.reset(options={"act": [SLEEP]})
-
-
-@pytest.mark.long
 def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
     begun = time.monotonic()
     with (
@@ -401,19 +374,6 @@ def test_making_that_hangs_fails_and_names_the_env(tmp_path: Path) -> None:
     ):
         pass
     assert time.monotonic() - begun < 0.7 + AT_ONCE_S
-
-
-@pytest.mark.long
-def test_many_envs_that_are_slow_to_make_are_not_stuck() -> None:
-    with made(None, 4, num_workers=1, build_s=2.0, init_timeout=5.0) as envs:
-        envs.reset()
-
-
-@pytest.mark.long
-def test_worker_that_has_made_its_envs_is_not_stuck_while_it_waits_for_another() -> None:
-    slow = [functools.partial(faulty.faulty, build_s=2.0 if number % 2 else 0.0) for number in range(6)]
-    with contextlib.closing(envhub.make_vec(slow, num_workers=2, init_timeout=5.0)) as envs:
-        envs.reset()
 
 
 @pytest.mark.long
@@ -453,17 +413,6 @@ def test_step_waits_for_the_new_env_only_so_long_and_is_then_truncated_again(tmp
         assert infos["invalid_transition"].tolist() == [True, False]
         assert wait_until(lambda: step(envs, 0, 0)[3].tolist() == [False, False], 60)
         assert step(envs, 0, 0)[0][0, 0] == 1
-
-
-@pytest.mark.long
-def test_session_of_an_env_that_cannot_be_built_again_fails_with_the_reason(tmp_path: Path) -> None:
-    with made(None, 1, marks=str(tmp_path), fail_from=1) as envs:
-        envs.reset()
-        step(envs, KILL)
-        with pytest.raises(envhub.RestartsExhausted, match="the simulator's licence has expired"):
-            for _ in range(50):
-                step(envs, 0)
-        assert len(list(tmp_path.iterdir())) == 4  # the first, and three tries
 
 
 def test_env_that_comes_back_with_another_space_is_given_up(tmp_path: Path) -> None:

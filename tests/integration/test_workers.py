@@ -16,7 +16,7 @@ import psutil
 import pytest
 import sims
 from envhub_server.session.sizing import first_workers
-from hubs import ServedHub, kill_worker, serve, wait_until, worker_processes
+from hubs import kill_worker, serve, wait_until, worker_processes
 
 import envhub
 
@@ -177,22 +177,6 @@ def test_drop_in_takes_the_number_of_workers(keyword: str, workers: int) -> None
         envhub.AsyncVectorEnv([sims.Counter] * 5, max_concurrency=2, num_workers=2)
 
 
-@pytest.mark.long
-def test_operator_sets_how_many_workers_a_session_gets(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path, "CartPole-v1", "--workers", "3") as hub,
-        closing(envhub.make_vec("CartPole-v1", 8, hub=hub.tcp)) as envs,
-    ):
-        assert envs.sizing == (3, "told by the hub's --workers 3")
-
-
-def test_pinned_workers_keep_to_one_cpu_each(hub: ServedHub) -> None:
-    workers = min(2, CPUS)
-    with closing(envhub.make_vec("counter", workers, hub=hub.ipc, num_workers=workers, pin=True)) as envs:
-        found = [psutil.Process(pid).cpu_affinity() for pid in envs.call("pid")]
-    assert found == [[cpu] for cpu in sorted(os.sched_getaffinity(0))[:workers]]
-
-
 def test_pinned_worker_keeps_to_its_cpu_when_a_spare_takes_its_place() -> None:
     with closing(envhub.make_vec([sims.Counter] * 2, num_workers=2, pin=True, spares=1)) as envs:
         for lost in (1, 0, None):
@@ -219,24 +203,9 @@ def test_env_that_has_removed_its_folder_is_made_and_stepped() -> None:
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("spin_us", [0, 1000])
-def test_any_spin_steps_alike(address: str | None, spin_us: int) -> None:
-    env = [sims.Counter] * 2 if address is None else "counter"
-    with closing(envhub.make_vec(env, 2, hub=address, spin_us=spin_us)) as envs:
-        envs.reset()
-        for count in range(1, 20):
-            assert envs.step([1, 1])[0][:, 0].tolist() == [count] * 2
-
-
 @pytest.mark.parametrize(
     "wrong", [{"spin_us": -1}, {"spin_us": 1001}, {"num_workers": "many"}, {"num_workers": -1}, {"num_workers": 1.5}]
 )
 def test_wrong_options_are_refused_here(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         envhub.make_vec("CartPole-v1", 2, **wrong)
-
-
-def test_envs_side_by_side_are_different_workers(hub: ServedHub) -> None:
-    with closing(envhub.make_vec("counter", 5, hub=hub.ipc, num_workers=2)) as envs:
-        pids = envs.call("pid")
-    assert len(set(pids)) == 2 and [pids[0], pids[1]] * 2 + [pids[0]] == list(pids)

@@ -13,14 +13,13 @@ from envhub_server.session.failure_text import (
     exhausted,
     failure,
     logged,
-    loss,
     named,
     slow_to_close,
     unready,
 )
 from envhub_server.session.slots import Late, Overrun
 
-from envhub.protocol.messages import Failure, Faults, Make
+from envhub.protocol.messages import Failure, Make
 
 ROWS = [3, 7]
 MAKE = Make(8)
@@ -80,17 +79,6 @@ def test_worker_with_too_much_memory_is_told_with_the_limit_that_it_broke() -> N
     assert (told.code, told.env_index, told.worker) == ("worker_died", 3, 1)
     found = env_failure(told, CRASH, overrun, restarts=0)
     assert (found.cause, found.traceback) == ("memory", "")
-
-
-def test_policy_of_the_cause_decides_whether_a_step_raises() -> None:
-    crash = failure(MAKE, 1, ROWS, CRASH, None, hide_folders=False)
-    late = failure(MAKE, 1, ROWS, CRASH, Late("step", 7, 6.0, 5.0), hide_folders=False)
-    found = env_failure(crash, ExitCause("exited with status 3", status=3), None, restarts=0)
-    assert (found.signal, found.exit_status) == ("", 3)
-    for faults, raising in ((Faults(on_crash="raise"), crash), (Faults(on_timeout="raise"), late)):
-        for told in (crash, late):
-            assert loss(told, found, faults).raises is (told is raising)
-    assert found.cause == "crash"
 
 
 def test_end_of_the_restarts_is_of_the_session_and_keeps_what_is_known() -> None:

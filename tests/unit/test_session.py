@@ -67,7 +67,6 @@ from recorder import (
     RefuseSide,
     ReportClosing,
     ReportLate,
-    Revoke,
     StartProcesses,
     TakeDrive,
     TakePart,
@@ -201,11 +200,6 @@ def test_envs_that_are_not_all_known_to_share_a_process_well_get_one_each() -> N
     assert Kill(0) in started and Kill(1) in started and StartProcesses((2,)) in started
     assert session.sizing.count is not None and not session.sizing.count.alone
     assert begun(hosting=messages.Hosting(shares_process=True)).said(0, replace(built(), fit=False)) == []
-
-
-@pytest.mark.parametrize("failure", [replace(SECOND, env_index=0), replace(SECOND, env_index=None)])
-def test_first_env_that_cannot_be_made_fails_the_session(failure: Failure) -> None:
-    assert Fail(failure) in begun().said(0, RowFailed(failure))
 
 
 UNTOLD = WorkerCount(2, "as the test wants it")
@@ -485,12 +479,6 @@ def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_env
     assert restarted == [StartProcesses((2,), libraries=("torch",) if tried else ())]
 
 
-def test_progress_counts_the_first_envs() -> None:
-    session = undecided()
-    session.said(2, UNKNOWN)
-    assert (session.progress.built, session.progress.num_envs) == (1, 16)
-
-
 @pytest.mark.parametrize("exits", [False, True])
 def test_session_whose_first_env_cannot_be_made_is_not_made(exits: bool) -> None:
     session = undecided()
@@ -630,15 +618,6 @@ def test_actions_of_different_structures_are_objects_where_any_are_taken(mode: s
     assert answer.message.action_space == as_told[1]
 
 
-def test_env_whose_spaces_cannot_be_batched_fails_the_make_and_ends_its_workers() -> None:
-    session = begun()
-    session.said(0, built())
-    session.said(1, built())
-    failure = Failure("factory_failed", "env", "spaces are not equivalent", env_index=2, worker=1)
-    assert session.said(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
-    assert session.phase is Phase.CLOSING
-
-
 def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
     session = begun()
     failure = Failure("factory_failed", "env", "no such file", env_index=2, worker=1)
@@ -646,13 +625,6 @@ def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
     assert session.said(0, built()) == []  # it was on its way
     assert session.exited(0, ExitCause("was ended by SIGKILL")) == []
     assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
-
-
-def test_env_that_does_not_fit_the_arena_fails_the_make() -> None:
-    session = begun(1, 1)
-    session.said(0, built())
-    failure = Failure("factory_failed", "env", "leaves differ", env_index=0, worker=0)
-    assert session.said(0, RowFailed(failure)) == [Fail(failure), Kill(0)]
 
 
 def test_arena_that_cannot_be_had_fails_the_make() -> None:
@@ -681,12 +653,6 @@ def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
     assert failure.code == "worker_died" and "SIGSEGV" in failure.message
     assert only(Kill, ends) == Kill(0)
     assert session.exited(0, ExitCause("was ended by SIGKILL")) == [End()]
-
-
-def test_only_worker_that_dies_while_building_ends_the_session_at_once() -> None:
-    session = begun(1, 1)
-    ends = session.exited(0, ExitCause("exited with status 3"))
-    assert only(Fail, ends).failure.env_index == 0 and End() in ends
 
 
 def test_message_that_no_worker_should_send_ends_the_session() -> None:
@@ -722,11 +688,6 @@ def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
     ]
 
 
-def test_mask_of_every_row_is_a_reset_of_all() -> None:
-    session = ready(2, 1)
-    assert PostReset() in session.request(Reset([], [True, True]))
-
-
 @pytest.mark.parametrize(
     "reset", [Reset([1]), Reset([1, 2, 3, 4]), Reset(mask=[True]), Reset(mask=[False] * 3), Reset(mask=[True] * 4)]
 )
@@ -749,12 +710,6 @@ def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
     assert not session.requests.asked
 
 
-def test_doorbell_between_requests_is_nothing() -> None:
-    session = ready()
-    assert session.rows_done() == []
-    assert session.phase is Phase.READY
-
-
 def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_on() -> None:
     session = ready()
     session.request(Step(b"\x04"))
@@ -773,16 +728,6 @@ def test_of_several_exceptions_the_first_envs_is_told() -> None:
         for row, failure in failures.items():
             session.said(row, RowFailed(failure))
         assert session.rows_done() == [Fail(failures[min(rows)])]
-
-
-def test_infos_too_large_for_the_arena_are_kept_until_the_next_request() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
-    assert session.said(0, RowInfo(2, b"large")) == []
-    session.rows_done()
-    assert session.infos.large == {2: b"large"}
-    session.request(Step(b"\x04"))
-    assert session.infos.large == {}
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -906,14 +851,6 @@ def test_set_attr_gives_each_worker_its_values() -> None:
     assert session.said(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
 
 
-def test_one_value_is_set_on_every_env() -> None:
-    session = ready()
-    assert session.request(SetAttr("gravity", [b"1"])) == [
-        Tell(0, SetAttrRows([0, 2], "gravity", b"1", number=1)),
-        Tell(1, SetAttrRows([1], "gravity", b"1", number=1)),
-    ]
-
-
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_values_of_another_number_are_refused_and_nothing_is_set(count: int) -> None:
     session = ready()
@@ -942,13 +879,6 @@ def test_close_is_answered_when_the_last_worker_has_ended() -> None:
     assert session.phase is Phase.CLOSING
     assert session.closed(1) == []
     assert session.closed(0) == [Answer(Done()), End()]
-
-
-def test_close_with_terminate_kills_the_workers() -> None:
-    session = ready()
-    assert session.request(Close(terminate=True)) == [Kill(0), Kill(1)]
-    session.exited(0, ExitCause("was ended by SIGKILL"))
-    assert session.exited(1, ExitCause("was ended by SIGKILL")) == [Answer(Done()), End()]
 
 
 def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
@@ -1057,14 +987,6 @@ def test_session_can_be_taken_over_until_it_closes() -> None:
     assert session.phase is Phase.ENDED and not session.attachable
 
 
-def test_history_of_a_session_has_a_limit() -> None:
-    session = ready()
-    for _ in range(state.HISTORY_MAX + 1):
-        session.request(Step(b"\x04"))
-        session.rows_done()
-    assert len(session.history) == state.HISTORY_MAX and session.history[-1] == "on_rows_done"
-
-
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
     session.handle(events.LeaseExpired())
@@ -1103,26 +1025,7 @@ def test_client_that_waits_for_the_end_of_an_abandoned_session_is_told_first_whi
     assert session.exited(0) == [cut, Answer(Done()), End()]
 
 
-def test_idle_session_is_abandoned_without_a_word() -> None:
-    assert ready().handle(events.Abandoned(SHUTTING_DOWN)) == [Kill(0), Kill(1)]
-
-
-def test_session_abandoned_while_building_fails_its_make() -> None:
-    session = begun()
-    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
-
-
 ASKED = [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
-
-
-def test_session_whose_lease_expires_closes_its_envs_and_kills_those_that_stay_at_work() -> None:
-    assert ready().handle(events.LeaseExpired()) == ASKED
-    assert shared().handle(events.LeaseExpired()) == [Revoke(), *ASKED]
-    session = ready()
-    session.request(Step(b"\x04"))
-    ends = session.handle(events.LeaseExpired())
-    assert only(Fail, ends) and every(Tell, ends) == ASKED
-    assert session.elapsed(1.0, None, Progress(7, 1, "step"), quiescent=False) == [Kill(1)]
 
 
 def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() -> None:
@@ -1133,12 +1036,6 @@ def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() ->
 
 
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
-
-
-def test_broken_session_whose_lease_expires_closes_the_envs_that_are_left() -> None:
-    session = ready(faults=Faults(restarts_max=0))
-    session.exited(0)
-    assert session.handle(events.LeaseExpired()) == [Tell(1, CloseEnvs())]
 
 
 def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
@@ -1156,14 +1053,6 @@ def test_hub_that_shuts_down_waits_no_longer_than_the_request_though_it_found_it
     session.handle(DRAINING)
     session.elapsed(0.1, quiescent=False)
     assert Goodbye(SHUTTING_DOWN) in session.rows_done()
-
-
-def test_session_that_closes_when_the_hub_shuts_down_has_no_more_time_than_the_hub() -> None:
-    session = ready(faults=Faults(close_s=1e6))
-    session.request(Close())
-    session.handle(DRAINING)
-    session.elapsed(5.0)
-    assert session.next_deadline_s() == 20.0
 
 
 def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_than_the_hub() -> None:
@@ -1437,11 +1326,6 @@ def test_workers_are_looked_after_soon_once_a_client_drives() -> None:
     session = ready()
     session.handle(events.SideConnected(quiescent=True), 5.0)
     assert session.next_deadline_s() == 5.0 + SAMPLE_S
-
-
-def test_worker_that_waits_for_the_others_is_never_late() -> None:
-    session = shared(faults=Faults(step_s=0.5, reset_s=0.5, init_s=0.5, call_s=0.5))
-    assert session.sampled(0.0, 2.0, Progress(3, 0, ""), Progress(1, 1, ""), quiescent=False) == []
 
 
 def test_takeover_waits_for_the_request_under_way() -> None:

@@ -17,7 +17,6 @@ from envhub_server.ipc.control import (
     RowFailed,
     TakePlace,
 )
-from envhub_server.processes.worker_handle import WorkerSaid
 from envhub_server.session.replacement import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.slots import SAMPLE_S, Stage
 from envhub_server.session.state import Phase
@@ -36,10 +35,10 @@ from recorder import (
     Tell,
     events,
 )
-from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready, session_of
+from sessions import KILLED, RAISED, Session, built, every, only, only_tell, ready
 
 from envhub.env_failure import reseeded
-from envhub.protocol.messages import Call, Close, Faults, Hosting, Make, Recycle, Reset, Step
+from envhub.protocol.messages import Call, Close, Faults, Hosting, Recycle, Reset, Step
 from envhub.values import codec
 
 SPARES = {"hosting": Hosting(spares=1)}
@@ -114,14 +113,6 @@ def test_process_that_is_started_for_a_lost_worker_becomes_the_spare_if_a_spare_
     assert session.said(3, built()) == [] and session.slots.spares[3].stage is Stage.BUILT
 
 
-def test_spare_that_is_ready_later_than_the_lost_workers_next_process_stays_a_spare() -> None:
-    session = ready(**SPARES)
-    session.exited(0)
-    session.elapsed(0.2)
-    session.said(0, built())
-    assert session.said(2, built()) == [] and list(session.slots.spares) == [2]
-
-
 def test_two_workers_that_end_at_once_get_a_spare_each_as_far_as_there_are_any() -> None:
     session = spared(4, 4, hosting=Hosting(spares=2))
     for slot in (1, 2):
@@ -157,10 +148,6 @@ def test_spare_of_envs_that_differ_is_for_one_worker_first_for_that_which_ended_
     ended = session.exited(0)
     assert StartProcesses((4,), spare=True) in ended and places(ended) == [(0, [0])]
     assert Assign(1, 3) in spared(3, 3, factories=b"three", alike=True).exited(1)
-
-
-def test_failure_of_a_spare_is_none_of_a_step_that_was_given_up() -> None:
-    assert spared().handle(WorkerSaid(2, RowFailed(RAISED), current=False)) == []
 
 
 def test_spare_that_ends_is_made_again_later_each_time() -> None:
@@ -220,34 +207,10 @@ def test_session_ends_with_its_spares() -> None:
     assert every(End, session.exited(1))
 
 
-def test_spare_may_be_the_last_to_end() -> None:
-    session = spared()
-    session.request(Close())
-    assert session.exited(0) == session.exited(1) == []
-    assert every(End, session.exited(2)) and session.phase is Phase.ENDED
-
-
 def test_broken_session_keeps_no_spares() -> None:
     session = spared(faults=Faults(restarts_max=0))
     assert Kill(2) in session.exited(0) and session.phase is Phase.BROKEN
     assert session.exited(2) == []
-
-
-def test_spares_that_are_still_made_are_ended_with_the_session() -> None:
-    session = ready(hosting=Hosting(spares=1))
-    assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs()), Kill(2)]
-    assert session.said(2, built()) == [] and session.exited(2) == []
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_session_that_is_over_makes_no_spares(broken: bool) -> None:
-    session = ready(hosting=Hosting(spares=2), faults=Faults(restarts_max=0 if broken else 5))
-    session.exited(0)
-    if not broken:
-        session.request(Close())
-    assert session.phase is (Phase.BROKEN if broken else Phase.CLOSING)
-    assert session.said(3, built()) == []  # it had done so before it was ended
-    assert session.exited(3) == session.said(2, built()) == []
 
 
 def test_limit_of_memory_is_that_of_the_process_that_has_a_workers_place_now() -> None:
@@ -315,12 +278,6 @@ def recycled(session: Session, worker: int, number: int, now_s: float = 0.0, cut
     given = only(GiveArena, instructions)
     assert (given.process, given.slot) == (number, worker)
     return [*told, *instructions, *session.said(worker, Mapped(), now_s)]
-
-
-def test_worker_is_told_after_how_many_episodes_it_is_to_say_so() -> None:
-    session = session_of(Make(3, "CartPole-v1", **WORN), 2)
-    builds = every(Tell, session.handle(events.Made()))
-    assert [build.message.episodes_max for build in builds] == [10, 10]
 
 
 def test_spare_takes_over_without_a_restart_and_the_worker_ends() -> None:
@@ -518,13 +475,6 @@ def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
     assert session.said(1, EpisodesDone()) == []
     begun = session.ended(1)
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
-
-
-def test_worker_that_is_lost_does_not_become_too_old() -> None:
-    session = ready(hosting=Hosting(recycle=Recycle(age_s=30.0)))
-    session.exited(0, now_s=29.9)
-    session.elapsed(30.0)
-    assert [worker.due_for_recycling for worker in session.slots] == [False, True]
 
 
 def test_spare_that_is_made_while_a_worker_is_lost_takes_its_place_at_once() -> None:

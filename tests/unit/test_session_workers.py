@@ -151,10 +151,6 @@ def test_worker_that_builds_its_envs_with_too_much_memory_is_ended() -> None:
     assert failed.failure.message.endswith("memory_max=104857600 bytes, and was ended while it built its envs")
 
 
-def test_memory_without_a_limit_is_not_measured() -> None:
-    assert ready().next_deadline_s() == math.inf
-
-
 @pytest.mark.parametrize("request_", [None, Step(b"\x04"), Reset()])
 def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(request_: Any) -> None:
     session = ready()
@@ -334,20 +330,6 @@ def test_call_waits_for_a_worker_that_is_on_its_way() -> None:
     assert answer.rows == ((0, b"a"), (1, b"b"), (2, b"c"))
 
 
-def test_worker_that_cannot_build_its_envs_any_more_is_given_up_after_three_tries() -> None:
-    session = ready(faults=Faults(restarts_max=100))
-    session.exited(0)
-    failure = Failure("factory_failed", "env", "no such file", env_index=0, worker=0)
-    for number, now_s in enumerate((10.0, 20.0, 30.0), start=2):
-        assert session.phase is Phase.READY
-        assert StartProcesses((number,)) in session.elapsed(now_s)
-        assert session.said(0, RowFailed(failure)) == []
-        session.exited(0, ExitCause("exited with status 0"))
-    fail = only(Fail, session.request(Step(b"\x04")))
-    assert fail.failure.code == "restarts_exhausted"
-    assert "no such file" in fail.failure.message and "4 times" in fail.failure.message
-
-
 def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -> None:
     session = ready()
     session.exited(0)
@@ -357,16 +339,6 @@ def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -
             session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
         taken = only(TakeRows, session.exited(0, now_s=now_s))
         assert ("; before that: no such file" in taken.loss.failure.message) is fails
-
-
-def test_worker_that_serves_between_its_ends_is_started_again_each_time_almost_at_once() -> None:
-    session = ready(faults=Faults(restarts_max=100))
-    for number, now_s in enumerate((10.0, 20.0, 30.0, 40.0), start=2):
-        session.exited(0, now_s=now_s)
-        assert StartProcesses((number,)) in session.elapsed(now_s + 0.1)
-        session.said(0, built(), now_s=now_s + 0.1)
-        assert session.progress.built == 3
-        session.said(0, Mapped(), now_s=now_s + 0.1)
 
 
 def test_call_waits_for_a_worker_whose_next_process_ends_before_it_reads_it() -> None:
@@ -435,12 +407,6 @@ def test_broken_session_closes_the_envs_that_are_left() -> None:
     session = broken()
     assert session.request(Close()) == [Tell(1, CloseEnvs())]
     assert session.closed(1) == [Answer(Done()), End()]
-
-
-def test_broken_session_without_workers_is_closed_at_once() -> None:
-    session = ready(1, 1, faults=Faults(restarts_max=0))
-    session.exited(0)
-    assert session.request(Close()) == [Answer(Done()), End()]
 
 
 def test_worker_that_makes_its_envs_again_is_not_waited_for_at_the_end() -> None:
@@ -552,19 +518,6 @@ def test_what_a_step_left_is_forgotten_with_the_next_request_of_all_envs() -> No
         assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
 
 
-def stale_answer(number: int) -> Warn:
-    return Warn("stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": number})
-
-
-def test_answer_to_an_earlier_call_is_dropped() -> None:
-    session = ready()
-    session.request(Call("x", b""))
-    assert only(Warn, session.said(0, CallResults([b"", b""], number=7))) == Warn(
-        "stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 7}
-    )
-    assert session.phase is Phase.CALLING
-
-
 @pytest.mark.parametrize("request_", [None, Reset(), Step(b"")])
 def test_answer_to_no_call_is_dropped(request_: Any) -> None:
     session = ready()
@@ -573,30 +526,6 @@ def test_answer_to_no_call_is_dropped(request_: Any) -> None:
     assert only(Warn, session.said(0, CallResults([b"", b""], number=1))) == Warn(
         "stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 1}
     )
-
-
-def test_results_of_a_call_are_those_of_its_rows_alone() -> None:
-    session = ready()
-    for row, worker in ((0, 0), (1, 1)):
-        session.request(Call("x", b"", rows=[row]))
-        assert session.said(worker, CallResults([b"result"])) == [Answer(Done(), rows=((row, b"result"),))]
-
-
-def test_env_of_a_lost_worker_that_raises_fails_the_request_under_way() -> None:
-    session = ready()
-    session.exited(1)
-    session.elapsed(1.0)
-    session.request(Step(b""), now_s=1.0)
-    assert session.said(1, RowFailed(RAISED)) == []
-    assert session.rows_done() == [Fail(RAISED)]
-
-
-def test_env_that_cannot_be_made_again_while_its_worker_serves_fails_the_request_under_way() -> None:
-    session = ready()
-    session.request(Step(b""))
-    failure = replace(RAISED, code="factory_failed")
-    session.said(1, RowFailed(failure))
-    assert session.rows_done() == [Fail(failure)]
 
 
 def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
@@ -665,19 +594,6 @@ def test_steps_are_looked_after_also_where_each_is_shorter_than_the_time_between
         session.rows_done()
 
 
-def test_process_that_makes_the_envs_of_a_lost_worker_of_an_idle_session_is_looked_after() -> None:
-    session = ready()
-    session.elapsed(1.0)
-    session.exited(0, now_s=5.0)
-    session.elapsed(5.1)
-    for now_s in (5.1, 6.0):
-        assert session.next_deadline_s() == now_s + SAMPLE_S
-        session.elapsed(6.0)
-    session.exited(0, now_s=6.0)
-    session.elapsed(6.0)
-    assert session.next_deadline_s() == pytest.approx(6.2)  # when the next one is started
-
-
 def test_sample_of_an_earlier_request_is_no_deadline_of_the_next() -> None:
     session = ready()
     session.request(Call("x", b""), now_s=0.0)
@@ -699,13 +615,6 @@ def test_process_that_cannot_build_its_envs_while_the_session_closes_is_not_told
     session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
     session.exited(0)
     assert session.closed(1) == [Answer(Done()), End()]
-
-
-def test_restart_is_due_at_its_time() -> None:
-    session = ready()
-    session.elapsed(50.0)
-    session.exited(0, now_s=50.0)
-    assert session.next_deadline_s() == pytest.approx(50.1)
 
 
 def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> None:
@@ -744,14 +653,6 @@ def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> N
     session.elapsed(1.1, None, replace(at, kind=""))
     session.request(Step(b"\x04"))
     assert session.sampled(1.1, 1.4, None, at) == []
-
-
-def test_last_env_of_a_worker_that_says_nothing_of_its_envs_is_late() -> None:
-    session = begun(faults=Faults(init_s=1.0))
-    session.said(0, Building(2))
-    session.said(1, built())
-    late = only(ReportLate, session.sampled(0.0, 1.2))
-    assert (late.process, late.late.row) == (0, 2)
 
 
 # --- any life ---------------------------------------------------------------------------------------------------------
@@ -1037,10 +938,6 @@ def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
     assert only(Fail, session.rows_done()) == Fail(replace(failure, replay=told.replay)) and told.replay
 
 
-def test_no_replay_is_kept_where_none_are_wanted() -> None:
-    assert ready().said(1, RowFailed(RAISED, number=5, trace=b"its trace")) == []
-
-
 @pytest.mark.parametrize("row", [None, 1, 9])
 def test_no_replay_is_kept_of_an_env_that_is_not_the_workers(row: int | None) -> None:
     session = recorded()
@@ -1057,12 +954,6 @@ def test_end_is_expected_of_the_workers_of_a_session_that_closes() -> None:
     assert not session.expects_end(0) and session.processes == 2
     session.request(Close())
     assert session.expects_end(0)
-
-
-def test_part_is_refused_while_a_step_that_the_client_drives_has_not_ended() -> None:
-    session = shared()
-    refused = only(Fail, session.request(Send([0], b"\x04"), quiescent=False))
-    assert "has not ended" in refused.failure.message
 
 
 def test_client_does_not_drive_a_session_that_has_broken() -> None:

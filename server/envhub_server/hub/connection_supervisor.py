@@ -66,11 +66,7 @@ class ConnectionSupervisor:
     def open(self, binds: Sequence[str]) -> list[str]:
         """Bind every address, those of ipc first, since what is bound later wants a key.
 
-        Returns the addresses with their real ports.
-
-        Raises:
-            AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
-            KeysError: the keys cannot be used, or let strangers in.
+        Returns the addresses with their real ports; raises as ``Hub.opened``.
         """
         self._listener = listener = Listener(self._router.socket, self._access.open_to_all)
         self._guard = DescriptorGuard(listener.shut, listener.open)

@@ -33,24 +33,16 @@ class Directory:
     """The sessions of one hub. It owns which there are, and by which token each is reached.
 
     Attributes:
-        by_number: the sessions, for reading.
         by_token: likewise; a session's token is another one after each takeover.
-        next_number: the number of the next session.
         restarts_before: how often workers of sessions that have ended were restarted.
         steps_before: how many steps and resets the envs of sessions that have ended did.
     """
 
     def __init__(self, protocol: HubProtocol, access: Access) -> None:
-        """Begin without a session.
-
-        Args:
-            protocol: which is told of tokens that are not used any more.
-            access: which knows the clients.
-        """
         self._protocol, self._access = protocol, access
-        self.by_number: dict[int, SessionRuntime] = {}
+        self.by_number: dict[int, SessionRuntime] = {}  # the sessions, for reading
         self.by_token: dict[bytes, SessionRuntime] = {}
-        self.next_number = 1
+        self.next_number = 1  # the number of the next session
         self.restarts_before = self.steps_before = 0
         self._heard_ns = 0  # when ``heard_peers`` was called last
 

@@ -30,11 +30,7 @@ log = Logger("envhub.hub")
 
 
 class Gateway:
-    """Reads requests and sends replies. It owns a message that is being discarded, and the count of requests.
-
-    Attributes:
-        requests: how many requests were read; HEARTBEAT, which only asks after one, does not count.
-    """
+    """Reads requests and sends replies. It owns a message that is being discarded, and the count of requests."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class Gateway:
         self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
         self._disconnected = access.connections.disconnected
         self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
-        self.requests = 0
+        self.requests = 0  # how many requests were read; HEARTBEAT, which only asks after one, does not count
 
     # --- in -----------------------------------------------------------------------------------------------------------
 

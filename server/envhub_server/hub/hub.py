@@ -78,11 +78,6 @@ class Hub:
     """One hub: ``run`` it, within ``opened``, until it is stopped.
 
     It owns the loop and the queue of events, and ends both. Its components own everything else.
-
-    Attributes:
-        config: its settings.
-        id: tells it from other hubs at its addresses.
-        addresses: at which it listens, with the real ports.
     """
 
     def __init__(
@@ -96,9 +91,9 @@ class Hub:
             DescriptorsShort: this process may open too few files to serve a client.
         """
         descriptor_guard.check_start(descriptor_guard.PER_HUB)
-        self.config = config
-        self.id = secrets.randbits(64) or 1
-        self.addresses: list[str] = []
+        self.config = config  # its settings
+        self.id = secrets.randbits(64) or 1  # tells it from other hubs at its addresses
+        self.addresses: list[str] = []  # at which it listens, with the real ports
         self._service = Service.SERVING
         self._clock = Clock()
         self._schedule = Schedule(self._clock)

@@ -95,11 +95,6 @@ class SessionStarter:
         return planned
 
     def _build(self, planned: SessionPlan, request: Incoming, holder: Holder) -> SessionRuntime:
-        """Build a session that has handled nothing yet.
-
-        Raises:
-            OSError: there is no memory or descriptor left.
-        """
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.uniform)
         make, factories = held(planned.make)
         try:

@@ -18,12 +18,7 @@ from envhub_server.processes.supervisor import Supervisor
 
 
 class Offers:
-    """Offers of one hub. It owns the LIST requests that wait for the names.
-
-    Attributes:
-        registry: what can be made.
-        listing: the names of the envs, and which of them are ready.
-    """
+    """Offers of one hub. It owns the LIST requests that wait for the names."""
 
     def __init__(
         self,
@@ -34,8 +29,8 @@ class Offers:
         on_listed: Callable[[], None],
     ) -> None:
         """Call ``on_listed`` once, when it is known which envs are ready."""
-        self.registry = config.registry()
-        self.listing = Listing(supervisor, self.registry)
+        self.registry = config.registry()  # what can be made
+        self.listing = Listing(supervisor, self.registry)  # the names of the envs, and which of them are ready
         self._protocol, self._loop, self._on_listed = protocol, loop, on_listed
         self._is_listed = False  # True once it is known which envs are ready
         self._waiting: list[Incoming] = []  # LIST requests
@@ -43,11 +38,6 @@ class Offers:
     # --- names --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the workers that find the names.
-
-        Raises:
-            OSError: no worker can be started.
-        """
         self.listing.start()
         self._plan_look()
 

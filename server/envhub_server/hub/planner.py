@@ -22,55 +22,37 @@ from envhub_server.session.sizing import WorkerCount, chosen_count, count_in_adv
 
 @dataclass(frozen=True)
 class Usage:
-    """Amounts in use when a session is to be made.
+    """Amounts in use when a session is to be made."""
 
-    Attributes:
-        hub_sessions, hub_envs: of all clients.
-        busy_workers: of all clients.
-        sessions, envs, processes: of the client that asks.
-    """
-
-    hub_sessions: int = 0
+    hub_sessions: int = 0  # of all clients
     hub_envs: int = 0
-    busy_workers: int = 0
-    sessions: int = 0
+    busy_workers: int = 0  # of all clients
+    sessions: int = 0  # of the client that asks
     envs: int = 0
     processes: int = 0
 
 
 @dataclass(frozen=True)
 class Admission:
-    """A request to make a session that the hub does not refuse.
-
-    Attributes:
-        hosting: what its workers get besides envs.
-        hides_folders: True if failures name no folder of this machine.
-        workers_max: the most workers, besides spares, that the quotas of its client leave; infinity without quotas.
-    """
+    """A request to make a session that the hub does not refuse."""
 
     make: Make
     recipe: Recipe
-    hosting: Hosting
-    hides_folders: bool
-    workers_max: float
+    hosting: Hosting  # what its workers get besides envs
+    hides_folders: bool  # True if failures name no folder of this machine
+    workers_max: float  # the most workers, besides spares, that the quotas of its client leave; infinity without quotas
 
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """A session to make.
-
-    Attributes:
-        count: number of its workers; None where the first envs decide.
-        machine: what it may have of the machine.
-        processes: the most processes that it has to begin with.
-    """
+    """A session to make."""
 
     make: Make
     recipe: Recipe
-    count: WorkerCount | None
-    machine: Machine
+    count: WorkerCount | None  # number of its workers; None where the first envs decide
+    machine: Machine  # what it may have of the machine
     rules: WorkerRules
-    processes: int
+    processes: int  # the most processes that it has to begin with
 
 
 def hides_folders(config: HubConfig, holder: Holder) -> bool:

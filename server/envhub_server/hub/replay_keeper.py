@@ -30,11 +30,7 @@ class ReplayWriter:
     """Writes the files of one hub in a thread, for the disk may be slow."""
 
     def __init__(self, folder: Path, bytes_max: int, poller: Poller) -> None:
-        """Write into this folder, which is made with the first file.
-
-        Raises:
-            OSError: there is no descriptor left.
-        """
+        """Write into this folder, which is made with the first file."""
         self._folder, self._bytes_max = folder, bytes_max
         self._thread = BackgroundThread(poller, "envhub-replays")
 

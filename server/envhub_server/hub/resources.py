@@ -93,29 +93,11 @@ class SessionResources:
     Attributes:
         number: the session's, which never changes; its events carry it.
         token: its token, another one after each takeover.
-        make, recipe: what its client asked for, and the recipe of its envs.
         state: its state machine, which refers to this; deleted with the session, so that all of it goes at once.
-        services: of its hub.
         owner: the name of the client that it belongs to, see ``network.connections``; empty for the hub's user.
         budget: of that client's shared memory.
         connections: by which replies were sent under an earlier token, or were before the session ended.
-        interpreter: of its workers.
         workers: its processes by number; a number without one hears nothing, for its slot's next process is told.
-        serving: those that serve, by slot, which are rung.
-        replays: what keeps its replays; None for nothing.
-        factories: the memory of pickled factories, which the session closes; -1 for none.
-        memory: its arena, once there is one.
-        stand_ins: what completes rows in place of processes, once there is an arena.
-        lane: of the client that may drive.
-        side: the socket of a client that has shown the ticket.
-        ticket: for the side socket, once; empty where there is none.
-        done_bell: by which the processes wake the hub.
-        arrived: the last request, which may wait in the queue.
-        under_way: the last one that was handled.
-        attaching: the client that takes the session over, until it is answered.
-        part_rows: how many of the rows of SEND the RECEIVE under way waits for.
-        has_infos: True if a row of the last move has something to say besides its arrays.
-        heard_ns: when its last request arrived, whatever came of it.
         compressing: the reply that a thread compresses; later messages are sent after it.
     """
 
@@ -131,14 +113,6 @@ class SessionResources:
         budget: ArenaBudget,
         factories: int = -1,
     ) -> None:
-        """Hold the resources of a new session, whose machine is made afterwards.
-
-        ``tickets`` says whether the hub has a side socket; ``budget`` is that of the client's shared memory.
-        ``factories`` is the memory of pickled factories, which the session closes; -1 for none.
-
-        Raises:
-            OSError: there is no descriptor left.
-        """
         self.number, self.token, self.services = number, token, services
         self.make, self.recipe = make, recipe
         self.state: SessionMachine
@@ -148,26 +122,26 @@ class SessionResources:
         self.environ = None if program_environment is None else program_environment.environ
         self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, program_environment)
         self.workers: dict[int, WorkerHandle] = {}
-        self.serving: dict[int, WorkerHandle] = {}
-        self.replays: ReplayKeeper | None = None
-        self.factories = factories
-        self.memory: SessionMemory | None = None
-        self.stand_ins: StandIns | None = None
-        self.lane = SharedLaneGrant(services.poller)
-        self.side: socket.socket | None = None
+        self.serving: dict[int, WorkerHandle] = {}  # those that serve, by slot, which are rung
+        self.replays: ReplayKeeper | None = None  # what keeps its replays; None for nothing
+        self.factories = factories  # the memory of pickled factories, which the session closes; -1 for none
+        self.memory: SessionMemory | None = None  # its arena, once there is one
+        self.stand_ins: StandIns | None = None  # what completes rows in place of processes, once there is an arena
+        self.lane = SharedLaneGrant(services.poller)  # of the client that may drive
+        self.side: socket.socket | None = None  # the socket of a client that has shown the ticket
         self._tickets = tickets
-        self.ticket = self.new_ticket()
-        self.arrived: Incoming | None = None
-        self.under_way: Incoming | None = None
-        self.attaching: Attaching | None = None
-        self.part_rows = 0
+        self.ticket = self.new_ticket()  # for the side socket, once; empty where there is none
+        self.arrived: Incoming | None = None  # the last request, which may wait in the queue
+        self.under_way: Incoming | None = None  # the last one that was handled
+        self.attaching: Attaching | None = None  # the client that takes the session over, until it is answered
+        self.part_rows = 0  # how many of the rows of SEND the RECEIVE under way waits for
         self._steps = 0  # that its rows had done when its memory was freed
-        self.has_infos = False
-        self.heard_ns = 0
+        self.has_infos = False  # True if a row of the last move has something to say besides its arrays
+        self.heard_ns = 0  # when its last request arrived, whatever came of it
         self._compressors = LeafCompressors(make.compression) if make.compression else None
         self.compressing: Compression | None = None
         self._client_ringer = Ringer()
-        self.done_bell = new_bell()
+        self.done_bell = new_bell()  # by which the processes wake the hub
         # The bell is never read. By edges each ring is reported once, with a system call less.
         services.poller.register(self.done_bell, self, edges=True)
 
@@ -323,11 +297,7 @@ class SessionResources:
         return True
 
     def send_compressed(self) -> None:
-        """Send the reply that was compressed, and then the messages that wait for it.
-
-        Raises:
-            Exception: it could not be compressed.
-        """
+        """Send the reply that was compressed, and then the messages that wait for it."""
         reply, self.compressing = self.compressing, None
         assert reply is not None
         self.services.events.extendleft((self.number, each) for each in reversed(reply.events))

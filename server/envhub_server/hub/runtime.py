@@ -42,13 +42,9 @@ _SIDE_REQUESTS = (messages.Collect, messages.TemplatesRequest)
 
 
 class SessionRuntime(SessionResources):
-    """One session with everything it holds, and the ``Effects`` of its machine, which says what each method does.
+    """One session with everything it holds, and the ``Effects`` of its machine, which says what each method does."""
 
-    Attributes:
-        deadline_s: when the hub calls ``elapse``.
-    """
-
-    deadline_s = math.inf
+    deadline_s = math.inf  # when the hub calls ``elapse``
 
     # --- what the machine is told -------------------------------------------------------------------------------------
 

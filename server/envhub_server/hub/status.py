@@ -30,11 +30,7 @@ from envhub_server.processes.supervisor import Supervisor
 
 
 class Status:
-    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects.
-
-    Attributes:
-        name: of the hub, for its clients.
-    """
+    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects."""
 
     def __init__(
         self,

@@ -33,10 +33,6 @@ class EnvBuilding:
         made = sum(process.built for process in processes)
         return messages.HeartbeatReply("running", "", made, self._make.num_envs, importing)
 
-    @property
-    def complete(self) -> bool:
-        return not any(slot.waiting for slot in self._slots)
-
     def _wait_for_all(self) -> None:
         for slot in self._slots:
             slot.waiting = True
@@ -112,7 +108,7 @@ class EnvBuilding:
         self._launcher.sharing_tried |= process.shares
         if not process.shares:
             self._launcher.note_libraries(process, built.libraries)
-        return self._make_arena() if self.complete else None
+        return self._make_arena() if not self._slots.waiting else None
 
     def _make_arena(self) -> Failure | None:
         launcher, made = self._launcher, self._made
@@ -154,7 +150,7 @@ class EnvBuilding:
         slot = self._slots[process.place]
         self._launcher.restarts.serves(slot.index, now_s)
         slot.waiting, process.stage = False, Stage.MAPPED
-        return self._describe() if self.complete else None
+        return self._describe() if not self._slots.waiting else None
 
     def _describe(self) -> messages.Made:
         made, arena = self._made, self._launcher.arena

@@ -56,11 +56,6 @@ class ClientEvents(SessionState):
     """
 
     def on_request(self, now_s: float, message: Any, quiescent: bool) -> None:
-        """Handle the client's next request.
-
-        Raises:
-            IllegalEvent: it cannot come in this phase: a bug of the hub.
-        """
         handler = HANDLERS.get(type(message), {}).get(self.phase)
         if handler is None:
             raise IllegalEvent(f"{type(message).__name__} in phase {self.phase.value}")

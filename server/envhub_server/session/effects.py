@@ -18,26 +18,16 @@ from envhub_server.session.slots import Late, WorkerLoss
 
 
 class ReplayOrder(Frozen):
-    """The order to write a replay file of an env of a slot: its calls up to the failure.
+    """The order to write a replay file of an env of a slot: its calls up to the failure."""
 
-    Attributes:
-        slot: its index.
-        process: the number of its process.
-        row: the env's row; None for the env that the process ran when it ended.
-        trace: what it was asked, if the process sent it; else it is read from the memory of the process.
-        failure: the failure; its ``replay`` is the name of the file.
-        build, mapped: the orders that the process was sent.
-        memory_max: the process's memory limit in bytes; 0 for none.
-    """
-
-    slot: int
-    process: int
-    row: int | None
-    trace: bytes
-    failure: EnvFailure
-    build: control.Build
+    slot: int  # its index
+    process: int  # the number of its process
+    row: int | None  # the env's row; None for the env that the process ran when it ended
+    trace: bytes  # what it was asked, if the process sent it; else it is read from the memory of the process
+    failure: EnvFailure  # the failure; its ``replay`` is the name of the file
+    build: control.Build  # the orders that the process was sent
     mapped: control.MapArena
-    memory_max: int | None = None
+    memory_max: int | None = None  # the process's memory limit in bytes; 0 for none
 
 
 class Effects(Protocol):

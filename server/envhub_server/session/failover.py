@@ -48,20 +48,13 @@ class Words(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The fates of the rows of a worker that has ended.
+    """The fates of the rows of a worker that has ended."""
 
-    Attributes:
-        lost: rows whose step is completed as lost.
-        kept: rows whose reset is completed without a change.
-        waiting: rows whose reset the next worker carries out.
-        again: rows that are done, and whose reset the next worker carries out once more.
-        needs_reset: the new word of every row, in the order of ``Words.rows``; a lost row's is stored with its loss.
-    """
-
-    lost: np.ndarray
-    kept: np.ndarray
-    waiting: np.ndarray
-    again: np.ndarray
+    lost: np.ndarray  # rows whose step is completed as lost
+    kept: np.ndarray  # rows whose reset is completed without a change
+    waiting: np.ndarray  # rows whose reset the next worker carries out
+    again: np.ndarray  # rows that are done, and whose reset the next worker carries out once more
+    # The new word of every row, in the order of ``Words.rows``; a lost row's is stored with its loss.
     needs_reset: np.ndarray
 
 

@@ -107,21 +107,13 @@ DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_
 
 @dataclass(frozen=True)
 class Machine:
-    """The part of the machine that a session may use.
+    """The part of the machine that a session may use."""
 
-    Attributes:
-        affinity: the CPUs' numbers.
-        cpus: the number of usable CPUs.
-        quota: True if a cgroup limits the CPU time.
-        workers_max: the number of workers that the session's share of descriptors and processes allows.
-        memory_bytes: the available memory.
-    """
-
-    affinity: tuple[int, ...]
-    cpus: int
-    quota: bool = False
-    workers_max: int = 1 << 20
-    memory_bytes: int = 1 << 50
+    affinity: tuple[int, ...]  # the CPUs' numbers
+    cpus: int  # the number of usable CPUs
+    quota: bool = False  # True if a cgroup limits the CPU time
+    workers_max: int = 1 << 20  # the number of workers that the session's share of descriptors and processes allows
+    memory_bytes: int = 1 << 50  # the available memory
 
     def cpu(self, slot: int) -> int:
         return self.affinity[slot % len(self.affinity)]
@@ -129,25 +121,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class WorkerRules:
-    """Settings of every worker of a session.
+    """Settings of every worker of a session."""
 
-    Attributes:
-        memory_bytes_max: limit of a worker's own memory; 0 for none. hide_folders: True if failures sent to the client
-        must not name folders of this machine. session: the session's name for its envs; empty for envs that get no
-        variables. hosting: its settings besides its envs. replays: the prefix of the names of the session's replays;
-        empty if none are kept. info_bytes_max: limit of an info without its observation, for a hub that is not private.
-        libraries: the libraries that its workers share through their zygote; None until the first workers report
-        theirs. alone: True if an earlier session could not make two of its envs in a process.
-    """
-
-    memory_bytes_max: int = 0
-    hide_folders: bool = False
-    session: str = ""
+    memory_bytes_max: int = 0  # of a worker's own memory; 0 for no limit
+    hide_folders: bool = False  # True if failures sent to the client must not name folders of this machine
+    session: str = ""  # the session's name for its envs; empty for envs that get no variables
     hosting: Hosting = field(default_factory=Hosting)
-    replays: str = ""
+    replays: str = ""  # the prefix of the names of the session's replays; empty if none are kept
+    # That its workers share through their zygote; None until the first workers report theirs.
     libraries: tuple[str, ...] | None = ()
-    alone: bool = False
-    info_bytes_max: int = control.INFO_BYTES_MAX
+    alone: bool = False  # True if an earlier session could not make two of its envs in a process
+    info_bytes_max: int = control.INFO_BYTES_MAX  # without its observation, for a hub that is not private
 
 
 NO_RULES = WorkerRules()
@@ -155,23 +139,14 @@ NO_RULES = WorkerRules()
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place in its session.
+    """A worker's place in its session."""
 
-    Attributes:
-        slot: its index.
-        workers: the number of the session's workers; None until it is decided.
-        rows: its rows.
-        cpu: the only CPU that it runs on; None for all.
-        row_offset: the index of row 0 in the vector env that the session is a part of.
-        incarnation: as of ``control.Build``.
-    """
-
-    slot: int
-    workers: int | None
-    rows: Sequence[int]
-    cpu: int | None = None
-    row_offset: int = 0
-    incarnation: int = 0
+    slot: int  # its index
+    workers: int | None  # the number of the session's workers; None until it is decided
+    rows: Sequence[int]  # its rows
+    cpu: int | None = None  # the only CPU that it runs on; None for all
+    row_offset: int = 0  # the index of row 0 in the vector env that the session is a part of
+    incarnation: int = 0  # as of ``control.Build``
 
     @property
     def env_indices(self) -> list[int]:
@@ -270,14 +245,7 @@ SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 
 
 class Launcher:
-    """Starts the processes of a session. The objects that have processes made or replaced read what it was given.
-
-    Attributes:
-        rules: the settings of all of its workers.
-        decided: True if the number of workers is decided.
-        arena: the order to map the arena; None until all envs are made.
-        sharing_tried: True if a process that shares libraries has made its envs.
-    """
+    """Starts the processes of a session. The objects that have processes made or replaced read what it was given."""
 
     def __init__(
         self,
@@ -294,10 +262,10 @@ class Launcher:
         self.make, self.recipe, self.machine = make, recipe, machine
         self.slots, self.deadlines, self.restarts, self.effects = slots, deadlines, restarts, effects
         self._spares = 0  # that were started
-        self.rules = rules
-        self.decided = decided
-        self.arena: control.MapArena | None = None
-        self.sharing_tried = False
+        self.rules = rules  # the settings of all of its workers
+        self.decided = decided  # True if the number of workers is decided
+        self.arena: control.MapArena | None = None  # the order to map the arena; None until all envs are made
+        self.sharing_tried = False  # True if a process that shares libraries has made its envs
 
     def start(self, slots: Collection[Slot], now_s: float) -> None:
         """Start a process for each of these slots, which must have none."""

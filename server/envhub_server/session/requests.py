@@ -27,23 +27,15 @@ QUESTIONS = (control.CallRows, control.SetAttrRows)
 
 
 class Requests:
-    """The requests of one session, one at a time, and what the next process of a slot is told again.
-
-    Attributes:
-        asked: True if a request waits for its answer; the first request is MAKE.
-        failure: the failure of the pending request, or of the session.
-        has_pending: True if a slot has a ``pending`` message.
-        call_number: the number of the last call, which its answers repeat.
-        attributes: the attributes that were set on the envs.
-    """
+    """The requests of one session, one at a time, and what the next process of a slot is told again."""
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable, effects: Effects) -> None:
         self._make, self._is_vector, self._slots, self._effects = make, is_vector, slots, effects
-        self.asked = True
-        self.failure: Failure | None = None
-        self.has_pending = False
-        self.call_number = 0
-        self.attributes = SetAttributes()
+        self.asked = True  # True if a request waits for its answer; the first request is MAKE
+        self.failure: Failure | None = None  # the failure of the pending request, or of the session
+        self.has_pending = False  # True if a slot has a ``pending`` message
+        self.call_number = 0  # the number of the last call, which its answers repeat
+        self.attributes = SetAttributes()  # the attributes that were set on the envs
         # The last seed of each env; at first those that the envs of a lost session have left to these.
         self._seeds: list[int | None] = make.seeds or [None] * make.num_envs
 
@@ -108,11 +100,6 @@ class Requests:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    @property
-    def call_complete(self) -> bool:
-        """True if every slot of the call has answered or has lost its process."""
-        return not any(slot.waiting for slot in self._slots)
-
     def rows_problem(self, rows: Sequence[int]) -> Failure | None:
         """The reason why these rows cannot be called; None if they can. An empty list means all rows."""
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
@@ -175,13 +162,12 @@ class RowInfos:
     """Large infos, failures and templates, kept until the next request.
 
     Attributes:
-        large: infos that were too large for the arena, by row.
         failures: failures of rows that the client drives, or has sent in partial batches, for COLLECT and RECEIVE.
     """
 
     def __init__(self, slots: SlotTable) -> None:
         self._slots = slots
-        self.large: dict[int, bytes] = {}
+        self.large: dict[int, bytes] = {}  # infos that were too large for the arena, by row
         self.failures: dict[int, Failure] = {}
 
     def forget(self) -> None:

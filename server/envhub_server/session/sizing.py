@@ -42,21 +42,13 @@ SHARE = 0.5  # of the available memory, descriptors and processes, for a session
 
 @dataclass(frozen=True)
 class WorkerCount:
-    """A number of workers, and the reason for it.
+    """A number of workers, and the reason for it."""
 
-    Attributes:
-        workers: the number.
-        reason: the reason for the number, for people.
-        chosen: True if a user or a rule fixed the number, so that later sessions do not adapt it.
-        alone: True if a process could not make two of the envs.
-        crowded: True if envs share processes only because there is no room for more.
-    """
-
-    workers: int
-    reason: str
-    chosen: bool = False
-    alone: bool = False
-    crowded: bool = False
+    workers: int  # the number
+    reason: str  # the reason for the number, for people
+    chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
+    alone: bool = False  # True if a process could not make two of the envs
+    crowded: bool = False  # True if envs share processes only because there is no room for more
 
 
 def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
@@ -108,14 +100,13 @@ def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, 
         return WorkerCount(count, "few: the env is known to share a process well, and its steps to be very cheap")
     if all(each.fit for each in built):
         return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to share a process well")
-    nbytes = max(each.private_bytes for each in built)
-    return _separate_if_possible(num_envs, nbytes, "nothing is known of this env", machine)
-
-
-def _separate_if_possible(num_envs: int, each_bytes: int, why: str, machine: Machine) -> WorkerCount:
-    workers = _within(num_envs, each_bytes, machine)
-    reason = f"a process per env: {why}{_limited(num_envs, workers)}"
-    return WorkerCount(workers, reason, crowded=workers < num_envs)
+    each_bytes = max(each.private_bytes for each in built)
+    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
+    workers = min(num_envs, max(machine.cpus, room))  # at least one per CPU
+    reason, is_crowded = "a process per env: nothing is known of this env", workers < num_envs
+    if is_crowded:
+        reason += f"; {num_envs} are more than the memory, descriptors and processes that are to be had allow"
+    return WorkerCount(workers, reason, crowded=is_crowded)
 
 
 def crowded_text(num_envs: int, workers: int) -> str:
@@ -125,24 +116,6 @@ def crowded_text(num_envs: int, workers: int) -> str:
     )
 
 
-def shared_text(what: Iterable[str]) -> str:
-    return (
-        f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: their "
-        "results depend on each other; one_per_process=True gives each env a process of its own"
-    )
-
-
-def _within(wanted: int, each_bytes: int, machine: Machine) -> int:
-    """The number of wanted workers that memory allows, with ``each_bytes`` each; at least one per CPU."""
-    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
-    return min(wanted, max(machine.cpus, room))
-
-
-def _limited(wanted: int, workers: int) -> str:
-    limits = "memory, descriptors and processes"
-    return "" if workers == wanted else f"; {wanted} are more than the {limits} that are to be had allow"
-
-
 SECOND_FAILED = "a second env could not be made in its process"
 
 
@@ -150,19 +123,16 @@ class WorkerSizing:
     """The number of workers of one session.
 
     Attributes:
-        count: the number and the reason for it; None until it is decided.
-        worker_spin_us: the microseconds that each worker spins before it parks.
-        driver_spin_us: the microseconds that the driver spins before it parks.
-        separated: True if each env has its own process because a second env could not be made in one.
+        worker_spin_us, driver_spin_us: the microseconds that each worker, and the driver, spins before it parks.
     """
 
     def __init__(self, launcher: Launcher, count: WorkerCount | None) -> None:
         """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
         self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
         self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
-        self.count = count
+        self.count = count  # the number and the reason for it; None until it is decided
         self.worker_spin_us = self.driver_spin_us = 0
-        self.separated = self._shared_notified = False
+        self._shared_notified = False
         first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
         self._resize(first if count is None else count.workers)
 
@@ -191,8 +161,7 @@ class WorkerSizing:
         self._decided(of_first_envs(self._make.num_envs, made, self._machine, shares))
 
     def separate(self, why: str) -> None:
-        self.separated = why == SECOND_FAILED
-        self._decided(separate(self._make.num_envs, why, alone=self.separated))
+        self._decided(separate(self._make.num_envs, why, alone=why == SECOND_FAILED))
 
     def _decided(self, count: WorkerCount) -> None:
         self.count, self._launcher.decided = count, True
@@ -216,5 +185,9 @@ class WorkerSizing:
         what = [each for each in control.SHARED if each in changed.what]
         if what and not self._shared_notified:
             self._shared_notified = True
+            text = (
+                f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: "
+                "their results depend on each other; one_per_process=True gives each env a process of its own"
+            )
             # Event: Envs that share a process change what they have in common.
-            self._effects.notify("process_state_shared", shared_text(what))
+            self._effects.notify("process_state_shared", text)

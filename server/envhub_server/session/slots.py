@@ -21,34 +21,21 @@ INTERVALS_MAX = 2.0  # a sample counts for at most this many planned intervals
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a serving worker, read from the arena's words.
+    """Progress of a serving worker, read from the arena's words."""
 
-    Attributes:
-        turn: its progress word, which changes before every call into an env.
-        row: the env that the word names, or the worker's first env if it names none of them.
-        kind: ``init``, ``reset`` or ``step`` of a pending row; empty if all rows are done.
-    """
-
-    turn: int
-    row: int
-    kind: str
+    turn: int  # its progress word, which changes before every call into an env
+    row: int  # the env that the word names, or the worker's first env if it names none of them
+    kind: str  # ``init``, ``reset`` or ``step`` of a pending row; empty if all rows are done
 
 
 @dataclass(frozen=True)
 class Late:
-    """An env that has not returned.
+    """An env that has not returned."""
 
-    Attributes:
-        kind: the operation: ``init``, ``reset``, ``step`` or ``call``.
-        row: the env's row.
-        waited_s: the duration so far, without the time that late samples leave out.
-        limit_s: its deadline.
-    """
-
-    kind: str
-    row: int
-    waited_s: float
-    limit_s: float
+    kind: str  # the operation: ``init``, ``reset``, ``step`` or ``call``
+    row: int  # the env's row
+    waited_s: float  # the duration so far, without the time that late samples leave out
+    limit_s: float  # its deadline
 
     @property
     def expired(self) -> bool:
@@ -66,17 +53,11 @@ class Overrun:
 
 @dataclass(frozen=True)
 class WorkerLoss:
-    """Failure in the results of an ended worker's rows.
+    """Failure in the results of an ended worker's rows."""
 
-    Attributes:
-        failure: the failure; each row reports it with its own ``env_index``.
-        raises: True if the step raises; else it is a truncation.
-        info: the encoded info of a truncated row.
-    """
-
-    failure: Failure
-    raises: bool
-    info: bytes
+    failure: Failure  # the failure; each row reports it with its own ``env_index``
+    raises: bool  # True if the step raises; else it is a truncation
+    info: bytes  # the encoded info of a truncated row
 
 
 class HangDetector:
@@ -126,45 +107,27 @@ class Stage(enum.Enum):
 
 @dataclass(eq=False)
 class Process:
-    """One process of a session.
+    """One process of a session."""
 
-    Attributes:
-        number: its number, unique in the session.
-        place: the index of the slot that it serves, served, or was made for.
-        detector: judges its progress.
-        built: the number of envs that it has made.
-        importing: the modules that it imports before it makes its first env.
-        shares: True if it has the session's libraries from its zygote.
-        imported: True if it has loaded the code that makes its envs.
-        rebuild: True if it is about to be killed, so that the next process makes its envs in another way.
-        first, made: its messages about its first env, and about all its envs.
-        late: the env for which it is killed.
-        kill_at_s: the time at which it is killed if it has not ended; infinity if that is not planned, or done.
-        overrun: the memory that it is killed for; None if it is not.
-        is_ending: True once it was asked to close its envs, or killed.
-        unclosed: the rows that it was to close then, and has not closed.
-        closing: those of them that it closes now; none until it says so.
-        stacks: its descriptor of the file in which it writes its stack meanwhile; -1 for none.
-    """
-
-    number: int
-    place: int
-    detector: HangDetector
+    number: int  # its number, unique in the session
+    place: int  # the index of the slot that it serves, served, or was made for
+    detector: HangDetector  # judges its progress
     stage: Stage = Stage.BUILDING
-    built: int = 0
-    importing: str = ""
-    shares: bool = False
-    imported: bool = False
-    rebuild: bool = False
-    first: control.FirstBuilt | None = None
+    built: int = 0  # the number of envs that it has made
+    importing: str = ""  # the modules that it imports before it makes its first env
+    shares: bool = False  # True if it has the session's libraries from its zygote
+    imported: bool = False  # True if it has loaded the code that makes its envs
+    rebuild: bool = False  # True if it is about to be killed, so that the next process makes its envs in another way
+    first: control.FirstBuilt | None = None  # its messages about its first env, and about all its envs
     made: control.Built | None = None
-    late: Late | None = None
+    late: Late | None = None  # the env for which it is killed
+    # The time at which it is killed if it has not ended; infinity if that is not planned, or done.
     kill_at_s: float = math.inf
-    overrun: Overrun | None = None
-    is_ending: bool = False
-    unclosed: list[int] = field(default_factory=list)
-    closing: list[int] = field(default_factory=list)
-    stacks: int = -1
+    overrun: Overrun | None = None  # the memory that it is killed for; None if it is not
+    is_ending: bool = False  # True once it was asked to close its envs, or killed
+    unclosed: list[int] = field(default_factory=list)  # the rows that it was to close then, and has not closed
+    closing: list[int] = field(default_factory=list)  # those of them that it closes now; none until it says so
+    stacks: int = -1  # its descriptor of the file in which it writes its stack meanwhile; -1 for none
 
     @property
     def killed_for(self) -> Late | Overrun | None:
@@ -178,41 +141,26 @@ class Process:
 
 @dataclass(eq=False)
 class Slot:
-    """A worker's place in its session.
+    """A worker's place in its session."""
 
-    Attributes:
-        index: its number, from 0 on.
-        rows: its rows; slot ``i`` of ``n`` has the rows with remainder ``i``, so that neighbouring slow envs are in
-            different workers.
-        process: the process that serves it or will serve it; None if there is none.
-        loss: the failure that its rows report after the end of its process, until a replacement serves.
-        restart_at_s: the time at which its next process is started.
-        boot_failure: the reason why its last process could not make the envs.
-        waiting: True if its answer in this phase is outstanding.
-        pending: its message of the pending request, which is sent again to the next process if this one ends.
-        results: results of the pending call, by row.
-        finish_at_s: the time until which steps wait for its next process.
-        serves_since_s: the time at which its process began to serve.
-        recycled: the number of its processes that were recycled.
-        due_for_recycling: True if its process is to be recycled.
-        told_to_leave: True if its process was told so.
-        templates: the examples of the templates that its processes announced last, by number, oldest first.
-    """
-
-    index: int
+    index: int  # its number, from 0 on
+    # Its rows; slot ``i`` of ``n`` has the rows with remainder ``i``, so that neighbouring slow envs are in different
+    # workers.
     rows: list[int]
-    process: Process | None = None
+    process: Process | None = None  # the process that serves it or will serve it; None if there is none
+    # The failure that its rows report after the end of its process, until a replacement serves.
     loss: WorkerLoss | None = None
-    restart_at_s: float = math.inf
-    boot_failure: Failure | None = None
-    waiting: bool = False
-    pending: Any = None
-    results: Sequence[tuple[int, bytes]] = ()
-    finish_at_s: float = math.inf
-    serves_since_s: float = math.inf
-    recycled: int = 0
-    due_for_recycling: bool = False
-    told_to_leave: bool = False
+    restart_at_s: float = math.inf  # the time at which its next process is started
+    boot_failure: Failure | None = None  # the reason why its last process could not make the envs
+    waiting: bool = False  # True if its answer in this phase is outstanding
+    pending: Any = None  # its message of the pending request, which is sent again to the next process if this one ends
+    results: Sequence[tuple[int, bytes]] = ()  # results of the pending call, by row
+    finish_at_s: float = math.inf  # the time until which steps wait for its next process
+    serves_since_s: float = math.inf  # the time at which its process began to serve
+    recycled: int = 0  # the number of its processes that were recycled
+    due_for_recycling: bool = False  # True if its process is to be recycled
+    told_to_leave: bool = False  # True if its process was told so
+    # The examples of the templates that its processes announced last, by number, oldest first.
     templates: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -226,18 +174,14 @@ class Slot:
 
 
 class SlotTable:
-    """All slots of a session, and its processes.
-
-    Attributes:
-        spares: the processes that serve no slot, by number.
-    """
+    """All slots of a session, and its processes."""
 
     def __init__(self, num_envs: int, faults: Faults) -> None:
         self._num_envs, self._faults = num_envs, faults
         self._slots: list[Slot] = []
         self._processes: dict[int, Process] = {}  # without ended processes
         self._started = 0
-        self.spares: dict[int, Process] = {}
+        self.spares: dict[int, Process] = {}  # the processes that serve no slot, by number
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -256,6 +200,11 @@ class SlotTable:
                 self._slots[index].rows = rows
             else:
                 self._slots.append(Slot(index, rows))
+
+    @property
+    def waiting(self) -> bool:
+        """True if a slot's answer in this phase is outstanding."""
+        return any(slot.waiting for slot in self._slots)
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -326,21 +275,13 @@ SAMPLE_S = 0.1  # between two samples of the arena while envs run
 
 @dataclass
 class Deadlines:
-    """Times on the monotonic clock; infinity if nothing is planned.
+    """Times on the monotonic clock; infinity if nothing is planned."""
 
-    Attributes:
-        drain_by_s: time at which a session of a draining hub ends, even with a pending request.
-        end_by_s: time after which no env of a draining hub gets more time to close.
-        sample_at_s: time of the arena's next sample.
-        memory_at_s: time of the next measurement of the processes' memory.
-        spares_at_s: time after which spares are made again.
-    """
-
-    drain_by_s: float = math.inf
-    end_by_s: float = math.inf
-    sample_at_s: float = math.inf
-    memory_at_s: float = math.inf
-    spares_at_s: float = math.inf
+    drain_by_s: float = math.inf  # time at which a session of a draining hub ends, even with a pending request
+    end_by_s: float = math.inf  # time after which no env of a draining hub gets more time to close
+    sample_at_s: float = math.inf  # time of the arena's next sample
+    memory_at_s: float = math.inf  # time of the next measurement of the processes' memory
+    spares_at_s: float = math.inf  # time after which spares are made again
 
     @property
     def draining(self) -> bool:

@@ -138,20 +138,14 @@ class Ownership:
 
     A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client that
     attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
-
-    Attributes:
-        lane: how the client steps it; on the shared lane the client has the arena.
-        driver: the process that posts rows.
-        holder: the process id of the client on the shared lane; 0 if it is not known here.
-        takeover_pending: True if a client that takes over waits for its answer, also while the envs are made.
-        let_go_by_s: time until which the client that attaches waits for the holder.
     """
 
-    lane: LaneName = LaneName.WIRE
-    driver: Driver = Driver.HUB
-    holder: int = 0
+    lane: LaneName = LaneName.WIRE  # how the client steps it; on the shared lane the client has the arena
+    driver: Driver = Driver.HUB  # the process that posts rows
+    holder: int = 0  # the process id of the client on the shared lane; 0 if it is not known here
+    # True if a client that takes over waits for its answer, also while the envs are made.
     takeover_pending: bool = False
-    let_go_by_s: float = math.inf
+    let_go_by_s: float = math.inf  # time until which the client that attaches waits for the holder
 
 
 HISTORY_MAX = 100  # last events that are logged with an internal error
@@ -162,7 +156,6 @@ class SessionState:
 
     Attributes:
         make, recipe: the client's MAKE, and the recipe of its envs, with the operator's settings.
-        made: the description for the client, once the session is made.
         history: the names of the last methods by which it was told something, for the log.
     """
 
@@ -182,7 +175,7 @@ class SessionState:
         self.effects = effects
         self.make, self.recipe = make, recipe
         self.phase = Phase.BUILDING
-        self.made: messages.Made | None = None
+        self.made: messages.Made | None = None  # the description for the client, once the session is made
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)
         self.deadlines = deadlines = Deadlines()
         self.slots = slots = SlotTable(make.num_envs, make.faults)
@@ -322,7 +315,7 @@ class SessionState:
 
     def end_call(self) -> None:
         """Answer the call, once every slot has answered."""
-        if self.requests.call_complete:
+        if not self.slots.waiting:
             self.phase = Phase.READY
             self.answer_rows(self.requests.call_result())
             self.advance_takeover(True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -17,10 +15,8 @@ from typing import Any
 import pytest
 from conformance.kit.raw_peer import RawPeer
 from envhub_server.log import LIMIT_S, LINES_MAX
-from envhub_server.network.key_folder import KeyFolder
-from hubs import serve, wait_until
+from hubs import serve
 
-import envhub
 from envhub.protocol import messages
 from envhub.protocol.messages import Attach, Make, Op
 
@@ -84,27 +80,3 @@ def test_other_users_at_the_side_socket_have_a_line_in_a_while(tmp_path: Path) -
     refused = [line for line in lines_of(hub.log) if line["event"] == "side_socket_refused"]
     assert 0 < len(refused) <= periods_since(began_s) and {line["uid"] for line in refused} == {54321}
     assert len(hub.log) < BYTES_MAX
-
-
-@pytest.mark.long
-def test_connections_that_come_and_go_are_no_attempts_to_get_in(tmp_path: Path) -> None:
-    keys = KeyFolder(tmp_path / "keys")
-    keys.make_secret()
-    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
-        port = int(hub.tcp.rpartition(":")[2])
-        for _ in range(100):
-            socket.create_connection(("127.0.0.1", port)).close()
-        for _ in range(20):
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                assert stranger.recv(1)
-                stranger.sendall(GREETING)  # which the reset that follows may have thrown away
-        with envhub.connect(hub.ipc) as client:
-            assert wait_until(lambda: client.stats()["handshakes_unfinished"] == 100)
-            assert wait_until(lambda: client.stats()["handshakes_refused"] == 20)
-        assert hub.stop() == 0
-    whys = ("handshake_unfinished", "it sent nothing"), ("client_refused", "no key, or one for another hub")
-    for event, why in whys:
-        written = [line for line in hub.audit if line["event"] == event]
-        assert {line["host"] for line in written} == {"127.0.0.1"}
-        assert {line["why"] for line in written} == {why} and len(written) <= 6

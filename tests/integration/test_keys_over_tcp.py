@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
@@ -265,43 +264,6 @@ def test_workers_of_sessions_that_are_made_at_one_time_count(tmp_path: Path, key
                 envs.close()
 
 
-def fits(envs: envhub.HubVectorEnv) -> bool:
-    """Whether a large result is returned; not yet, while pyzmq's thread still holds one that was read just now."""
-    with suppress(envhub.RequestRefused):
-        return len(envs.call("text", 600_000)[0]) == 600_000
-    return False
-
-
-@pytest.mark.long
-def test_results_of_calls_count_among_the_memory_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
-    token = admitted(keys, "alice", arena_bytes_max=1 << 20)
-    with serve(tmp_path, "counter=sims:counter", "--keys", str(keys.path)) as hub:
-        alice = address_of(token, hub.tcp)
-        with (
-            closing(envhub.make_vec("counter", 1, hub=alice, num_workers=1)) as envs,
-            closing(envhub.make_vec("counter", 1, hub=alice, num_workers=1)) as others,
-        ):
-            for _ in range(3):  # each makes room for the next one
-                assert wait_until(lambda: fits(envs))
-            with pytest.raises(envhub.RequestRefused, match=r"the results of a call have 60.* bytes"):
-                others.call("text", 600_000)
-            envs.reset()
-            assert wait_until(lambda: fits(others))
-
-
-@pytest.mark.long
-def test_memory_of_a_session_goes_with_it_to_who_takes_it_over(tmp_path: Path, keys: KeyFolder) -> None:
-    tokens = admitted(keys, "alice", arena_bytes_max=60_000), admitted(keys, "boss", "admin")
-    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
-        alice, boss = (address_of(token, hub.tcp) for token in tokens)
-        envs = envhub.make_vec("CartPole-v1", 16, hub=alice)
-        with pytest.raises(envhub.RequestRefused, match="arena_bytes_max"):
-            envhub.make_vec("CartPole-v1", 16, hub=alice)
-        with envhub.connect(boss) as client, closing(client.attach(envs.detach())) as taken:
-            envhub.make_vec("CartPole-v1", 16, hub=alice).close()
-            taken.reset()
-
-
 @pytest.mark.long
 def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_removed_key_has_none(
     tmp_path: Path, keys: KeyFolder
@@ -383,36 +345,6 @@ def test_key_of_two_that_is_removed_loses_its_session_alone_and_a_lowered_right_
 
 
 @pytest.mark.long
-def test_takeovers_count_among_the_makes_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
-    token = admitted(keys, "alice", makes_per_minute_max=3)
-    with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as hub:
-        alice = address_of(token, hub.tcp)
-        envs = envhub.make_vec("CartPole-v1", 1, hub=alice)
-        with envhub.connect(alice) as client:
-            for _ in range(2):
-                envs = client.attach(envs.detach())
-            with pytest.raises(envhub.RequestRefused, match="makes_per_minute_max=3"):
-                client.attach(envs.token)
-        with closing(envs):
-            envs.reset()  # the session goes on
-
-
-@pytest.mark.long
-def test_spares_count_among_the_workers_of_a_key(tmp_path: Path, keys: KeyFolder) -> None:
-    token = admitted(keys, "alice")
-    path = keys.path / "clients/alice.toml"
-    path.write_text(path.read_text() + "[quotas]\nworkers_max = 3")
-    with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--spares", "1", "--keys", str(keys.path)) as hub:
-        alice = address_of(token, hub.tcp)
-        for options in ({"num_workers": 3}, {"spares": 3}, {"num_workers": 2, "spares": 2}):
-            with pytest.raises(envhub.RequestRefused, match="workers_max=3"):
-                envhub.make_vec("counter", 4, hub=alice, **options)
-        for options in ({}, {"spares": 2}, {"recycle": {"episodes": 9}}):
-            with closing(envhub.make_vec("counter", 4, hub=alice, **options)) as envs:
-                assert envs.num_workers == 3 - options.get("spares", 1)
-
-
-@pytest.mark.long
 def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
     assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
     tokens = {name: admitted(keys, name) for name in ("alice", "bob")}
@@ -455,19 +387,6 @@ def test_arguments_of_a_key_name_no_file_and_no_module(admit_for_now: Admit) -> 
         envs.reset()
     with pytest.raises(TypeError, match="nonsense"):  # which the env itself says
         envhub.make_vec("CartPole-v1", 2, hub=dave, nonsense="/etc/passwd")
-
-
-@pytest.mark.long
-def test_arguments_that_the_operator_declares_have_any_value(tmp_path: Path, keys: KeyFolder) -> None:
-    address = f"envhub://{admitted(keys, 'alice')}@"
-    arguments = ["CartPole-v1", "Pendulum-v1", "--keys", str(keys.path), "--allow-arguments", "Cart*=nonsense,other"]
-    with serve(tmp_path, *arguments) as hub:
-        alice = address + hub.tcp.removeprefix("tcp://")
-        with pytest.raises(TypeError, match="nonsense"):  # which the env itself says
-            envhub.make_vec("CartPole-v1", 2, hub=alice, nonsense="/etc/passwd")
-        for env, argument in (("CartPole-v1", "render_mode"), ("Pendulum-v1", "nonsense")):
-            with pytest.raises(envhub.RequestRefused, match="--allow-arguments"):
-                envhub.make_vec(env, 2, hub=alice, **{argument: "/etc/passwd"})
 
 
 @pytest.mark.long
@@ -795,35 +714,6 @@ def test_clients_of_a_hub_that_is_started_again_are_no_strangers(tmp_path: Path,
         with pytest.raises(envhub.AccessDenied):
             envhub.connect(bind)
         assert wait_until(lambda: "no key, or one for another hub" in hub.log)
-
-
-@pytest.mark.long
-def test_what_a_client_repeats_is_logged_once_whatever_names_it_chooses(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1") as hub, closing(envhub.make_vec("CartPole-v1", 1, hub=hub.tcp)) as envs:
-        value = bytes(17 << 20)
-        for number in range(5):
-            envs.set_attr(f"{number}{'x' * 1000}", value)
-        with closing(RawPeer(hub.tcp)) as peer:
-            for number in range(1, 6):
-                for op, wanted in ((Op.ATTACH, messages.Attach(bytes(16))), (Op.OBSERVE, messages.Observe(bytes(16)))):
-                    failure = peer.ask(op, messages.pack(wanted), bytes([number]) * 16).failure
-                    assert failure is not None and failure.code == "session_lost"
-        lines = hub.log.splitlines()
-    events = Counter(json.loads(line)["event"] for line in lines)
-    assert events["attribute_not_kept"] == 1 and events["session_unknown"] == 2 and max(map(len, lines)) < 1000
-
-
-@pytest.mark.long
-def test_envs_that_fail_in_each_step_are_logged_once(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", "--replays-bytes-max", "0") as hub:
-        options = {"num_workers": 1, "on_exception": "truncate", "restarts_max": 1000}
-        with closing(envhub.make_vec("CartPole-v1", 4, hub=hub.tcp, **options)) as envs:
-            envs.reset()
-            envs.set_attr("gravity", "none")  # it is set again on the envs that are made anew
-            failures = 0
-            while failures < 10:
-                failures += len(envs.step(np.zeros(4, int))[4].get("env_failure", ()))
-        assert hub.log.count('"env_rebuilt"') == 1
 
 
 @pytest.mark.long

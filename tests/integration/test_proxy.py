@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -228,21 +227,6 @@ def test_message_that_comes_a_byte_a_second_ends_its_connection(
 # --- what clients may do ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("piece", [60 * MIB, MIB])
-def test_large_message_passes_at_once_or_slowly(strangers: ServedHub, honest: envhub.HubVectorEnv, piece: int) -> None:
-    large = frame(bytes(60 * MIB), more=False)
-    with ZmtpPeer(strangers.tcp) as peer:
-        peer.connection.settimeout(60)
-        for number in range(2, 4):
-            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number)
-            peer.receive()
-        for at in range(0, len(large), piece):
-            peer.connection.sendall(large[at : at + piece])
-            assert piece > MIB or goes_on(honest, 2)
-        peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, 4)
-        peer.receive()
-
-
 @pytest.mark.long
 def test_large_values_pass_both_ways(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
@@ -293,56 +277,7 @@ def test_addresses_of_either_family_are_served(tmp_path: Path) -> None:
             envhub.connect(address.replace("0.0.0.0", "127.0.0.1")).close()
 
 
-@pytest.mark.long
-def test_client_that_is_stopped_is_missed_and_comes_back(strangers: ServedHub) -> None:
-    program = (
-        "import sys, numpy, envhub\n"
-        "envs = envhub.make_vec('counter', 1, hub=sys.argv[1], lane='wire'); envs.reset()\n"
-        "print('ready', envs.token[:8], flush=True)\n"
-        "sys.stdin.readline()\n"
-        "print(envs.step(numpy.zeros(1, int))[0][0, 0]); envs.close()"
-    )
-    command = [sys.executable, "-c", program, strangers.tcp]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        name = client.stdout.readline().split()[1]
-        with stopped(client.pid):
-            assert wait_until(lambda: is_missed(strangers, name), 30)
-        assert wait_until(lambda: not is_missed(strangers, name), 30)
-        assert client.communicate("\n", timeout=30)[0].strip() == "1.0"
-
-
-def is_missed(hub: ServedHub, session: str) -> bool:
-    """Whether its client was lost once more than it came back: one that is stalled is lost, too."""
-    lines = [line for line in hub.log.splitlines() if session in line]
-    lost, back = (sum(f'"{event}"' in line for line in lines) for event in ("client_lost", "client_back"))
-    return lost > back
-
-
 # --- the process ------------------------------------------------------------------------------------------------------
-
-
-def test_nonsense_is_noticed_by_nobody_else(strangers: ServedHub, honest: envhub.HubVectorEnv) -> None:
-    generator, process = random.Random(8), proxy_of(strangers)
-    for number in range(300):
-        with contextlib.closing(connected(strangers.tcp)) as peer:
-            peer.setblocking(False)
-            with contextlib.suppress(OSError):
-                peer.send(_nonsense(generator))
-                peer.send(_nonsense(generator))
-        if number % 50 == 0:
-            assert goes_on(honest, 2)
-    assert goes_on(honest) and proxy_of(strangers) == process
-
-
-def _nonsense(generator: random.Random) -> bytes:
-    """A handshake and a message, of which some bytes are others or missing."""
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
-    said = bytearray(greeting + ready + frame(generator.randbytes(generator.randrange(300)), more=True) + EMPTY * 9)
-    for _ in range(generator.randrange(5)):
-        said[generator.randrange(len(said))] ^= 1 << generator.randrange(8)
-    return bytes(said[: generator.randrange(len(said))] if generator.random() < 0.3 else said)
 
 
 @pytest.mark.long

@@ -357,29 +357,3 @@ def test_health_imports_no_parser_and_no_library_of_arrays_and_tables(hub: Serve
     assert answer.startswith("ok: ") and all(line.startswith("unready: ") for line in unready), output
     heavy = {"cyclopts", "envhub_server", "gymnasium", "msgspec", "numpy", "rich", "tempfile"}
     assert "zmq" in modules.split() and not heavy & {*modules.split()}
-
-
-@pytest.mark.long
-def test_patterns_offer_what_is_registered(tmp_path: Path) -> None:
-    with serve(tmp_path, "ALE/*", "CartPole-*") as hub, envhub.connect(hub.tcp) as client:
-        names = client.envs()
-        assert {"ALE/Pong-v5", "CartPole-v0", "CartPole-v1"} <= set(names) and "Pendulum-v1" not in names
-        for refused in ("Pendulum-v1", "os:CartPole-v1", "sims:counter"):
-            with pytest.raises(envhub.RequestRefused, match="does not offer"):
-                client.make_vec(refused)
-        envs = client.make_vec("ALE/Pong-v5", 1)
-        assert envs.reset(seed=1)[0].shape == (1, 210, 160, 3)
-        envs.close()
-
-
-@pytest.mark.long
-def test_limits_are_refused_with_their_names(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", "--max-envs", "6", "--workers", "1") as hub, envhub.connect(hub.tcp) as client:
-        envs = client.make_vec("CartPole-v1", 4)
-        assert envs.num_workers == 1
-        with pytest.raises(envhub.RequestRefused, match="max_envs=6; 4 are in use"):
-            client.make_vec("CartPole-v1", 3)
-        envs.close()
-        with closing(client.make_vec("CartPole-v1", 2, num_workers=3)) as as_many_as_envs:
-            assert as_many_as_envs.num_workers == 2
-        assert client.stats()["sessions"] == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -86,12 +85,10 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
     [
         ("lease = ", "hub.toml is no TOML"),
         ("lese = 3", "hub.toml: unknown key 'lese', did you mean 'lease'? Keys here are: bind, name, python"),
-        ("lease = '3'", 'hub.toml: lease = "3": expected `float`, got `str`; allowed: 0 to 604800'),
         ("bind = ['ipc://a', 3]", 'hub.toml: bind[1] = ["ipc://a", 3]: expected `str`, got `int`'),
         ("keys = ''", "hub.toml: keys: a path is not empty"),
         ("[envs.arm]\nld_library_path = ['a', '']", "ld_library_path[1]: a path is not empty"),
         ("x = " + "[" * 6000, "hub.toml cannot be read: its values are nested too deeply"),
-        ("lease = -1", "hub.toml: lease = -1: expected `float` >= 0.0; allowed: 0 to 604800"),
         ("workers = 0", 'hub.toml: workers = 0: expected `int` >= 1; allowed: 1 to 1024 or "auto"'),
         ("envs = 3", "hub.toml: envs has a table for each environment, such as [envs.NAME]"),
         ("[envs.arm]\nenf = 3", "hub.toml: [envs.arm] unknown key 'enf', did you mean 'env'? Keys here are: env"),
@@ -100,16 +97,8 @@ def test_without_a_file_the_hub_has_its_defaults() -> None:
             "hub.toml: [envs.arm] recycle: unknown key 'episode', did you mean 'episodes'? Keys here are: ep",
         ),
         (
-            "recycle = {memory = 3}",
-            "hub.toml: recycle: unknown key 'memory', did you mean 'memory_bytes'? Keys here are: episodes, ",
-        ),
-        (
             "[envs.arm.variables]\n'A=B' = ''",
             'hub.toml: [envs.arm] variables = {"A=B": ""}: expected `str` matching regex \'^[^=\\\\x00]+$\' - at',
-        ),
-        (
-            '[envs.arm.variables]\nA = "\\u0000"',
-            'hub.toml: [envs.arm] variables[...] = {"A": "\\u0000"}: expected `str` matching regex \'^[^\\\\x00]',
         ),
         ("[envs.arm]\nenv = 'A*'", 'hub.toml: [envs.arm] env = "A*": expected an id, module:id or module:factory'),
         (
@@ -184,25 +173,6 @@ def test_command_may_be_longer_than_a_name_of_a_file(tmp_path: Path) -> None:
 def test_variable_may_have_the_name_of_a_key(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text("[envs.arm]\nenv = 'a:b'\nvariables = { bind = 'here', spares = '-1' }")
     assert config.read_hub_file(tmp_path / "hub.toml")[1]["arm"].variables == {"bind": "here", "spares": "-1"}
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (HubArguments(spares=1_000_000), "--spares = 1000000: expected `int` <= 1024; allowed: 0 to 1024"),
-        (HubArguments(close_timeout_max=-1), "--close-timeout-max = -1: expected `float` >= 0.0; allowed: 0 to 604800"),
-        (HubArguments(max_envs=0), "--max-envs = 0: expected `int` >= 1; allowed: 1 to"),
-        (HubArguments(lease=math.nan), "--lease = NaN: expected `float` >= 0.0; allowed: 0 to 604800"),
-        (HubArguments(gpus=[0, 0]), "gpus = [0, 0]: the same is given twice"),
-        (HubArguments(gpus=[0, -1]), "--gpus[1] = [0, -1]: expected `int` >= 0; allowed: 0 to 1023"),
-        (HubArguments(bind=["here"]), "--bind[0]: 'here' is no address"),
-        (HubArguments(recycle={"memory_bytes": 5}), "--recycle.memory-bytes: 5 is less than 16777216 bytes"),
-    ],
-)
-def test_option_that_is_out_of_bounds_is_named(options: HubArguments, why: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        config_of((), options)
-    assert str(caught.value).startswith(why)
 
 
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -457,24 +457,6 @@ def test_key_that_is_kept_by_now_is_read_without_ssh(config: Path) -> None:
     assert known_hubs.kept_now("simbox") is None
 
 
-@pytest.mark.parametrize("spoil", ["folder", "brackets", "digits"])
-def test_odd_file_of_a_client_keeps_the_list(tmp_path: Path, spoil: str) -> None:
-    folder = KeyFolder(tmp_path)
-    folder.add("alice", A)
-    folder.load()
-    path = tmp_path / "clients/x.toml"
-    if spoil == "folder":
-        path.mkdir()  # as Docker makes of a file to mount that is not there
-    else:
-        write_secret(path, "x = " + ("[" * 3000 if spoil == "brackets" else "1" * 5000))
-        with pytest.raises(
-            KeysError, match=r"x\.toml cannot be read: (its values are nested|x \(at line 1\): a number)"
-        ):
-            KeyFolder(tmp_path).holder("x")
-    assert folder.refresh() == [("x", "cannot be read; as before")]
-    assert [*folder.holders] == [A]
-
-
 def test_key_that_is_removed_is_admitted_no_more_beside_too_many_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

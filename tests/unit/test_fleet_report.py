@@ -11,7 +11,8 @@ import pytest
 from envhub_client.tools.console import HubReport, reports, table
 
 from envhub.errors import AddressError, HubUnreachable
-from envhub.transport.address import text_of
+from envhub.fleet.hub_actor import actor_name, hub_of
+from envhub.transport.address import check_fleet_name, text_of
 
 
 def test_hubs_that_do_not_answer_are_waited_for_together_until_one_deadline() -> None:
@@ -50,3 +51,16 @@ def test_table_has_a_dash_for_what_a_hub_does_not_say() -> None:
     assert lines[1] == ["a", "tcp://a:1", "box", "ok", "1", "64", "4032", "8", "1235", "0"]
     assert lines[2] == ["b\\x1b", "tcp://b:1", "-", "unreachable", *"------"]
     assert len(lines[0]) == len(lines[1])
+
+
+def test_actor_is_of_one_fleet_and_one_hub() -> None:
+    assert actor_name("sims", 12) == "envhub:sims:12"
+    assert hub_of("envhub:sims:12") == ("sims", 12)
+    for name in ("envhub:sims", "envhub:sims:keeper", "sims:12", "other:sims:1", "envhub:a:b:1"):
+        assert hub_of(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a/b", "-a", "a b", "a" * 57, "head:10001"])
+def test_name_that_no_fleet_can_have_is_refused(name: str) -> None:
+    with pytest.raises(AddressError, match="is no name for a fleet"):
+        check_fleet_name(name)

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -95,6 +94,8 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     if shutil.which(command[0]) is None:
         raise HubUnreachable(f"ssh does not reach {host}: there is no command {command[0]!r}; {COMMAND} names another")
     path = path or _default_path(host, command)
+    import tempfile  # not for `envhub health`, which is asked every few seconds
+
     if not re.fullmatch(_PATH, tempfile.gettempdir()):
         text = f"its socket here would be in {tempfile.gettempdir()!r}; name a folder by TMPDIR {_UNREAD}"
         raise HubUnreachable(f"ssh does not reach {host}: {text}")

@@ -188,26 +188,6 @@ def test_interpreter_that_computes_without_end_is_told_at_once(
 
 
 @pytest.mark.long
-def test_import_that_hangs_is_told_at_the_hub_at_once(tmp_path: Path) -> None:
-    for name in ("factory", "ids"):
-        (tmp_path / f"sleepy_{name}.py").write_text("import time\ntime.sleep(1000)\n")
-    (tmp_path / "hub.toml").write_text(
-        '[envs.sleepy]\nenv = "sleepy_factory:make"\nfolder = "."\n'
-        '[envs.drowsy]\nenv = "sleepy_ids:Drowsy-v0"\nvariables = { A = "1" }\n[envs."CartPole-v1"]\n'
-    )
-    with (
-        serve(tmp_path, "--config", str(tmp_path / "hub.toml"), cwd=tmp_path) as hub,
-        envhub.connect(hub.ipc) as client,
-    ):
-        told = {"sleepy": "a worker still imports sleepy_factory", "drowsy": "a worker still imports sleepy_ids"}
-        for name, why in told.items():  # on a slow machine there are lines of what was before the import, too
-            starts = f'"env": "{name}", "why": "{why}"'
-            assert wait_until(lambda: bool(lines_of(hub.log, "env_starting", starts)), TOLD_S), hub.log  # noqa: B023
-        assert wait_until(lambda: client.health()["unready"] == told)
-        client.make_vec("CartPole-v1", 2).close()
-
-
-@pytest.mark.long
 def test_import_that_does_not_end_is_told_while_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "sleepy_sim.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "dying_sim.py").write_text("import os\nos.abort()\n")

@@ -20,7 +20,7 @@ import envhub
 
 sys.path.insert(0, str(HERE / "old_sims"))
 
-from any_gym import KINDS, Unruly, plain, space_of
+from any_gym import KINDS, Unruly, plain
 
 FOLDER = HERE / "old_sims"
 NUM_ENVS, STEPS, SEED = 2, 12, 5
@@ -288,43 +288,3 @@ def test_factories_of_another_python_are_refused_in_a_line(request: pytest.Fixtu
             envhub.make_vec(lambda: gym.make("CartPole-v1"), 2, hub=hub.ipc)
         assert f"({folder}/bin/python on " in str(told.value) and "NAME=module:factory" in str(told.value)
         envhub.make_vec("CartPole-v1", 2, hub=hub.ipc).close()
-
-
-def test_kinds_are_those_of_today() -> None:
-    """The spaces that are compared exist, and differ."""
-    found = [repr(space_of(kind)) for kinds in KINDS.values() for kind in kinds]
-    assert len({*found}) == len(found)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(400)
-def test_one_trainer_learns_from_four_interpreters_in_one_hub(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    folders = {each.name: interpreter(request.config, each) for each in FEW}
-    (tmp_path / "hub.toml").write_text("\n".join(tables(name, folder) for name, folder in folders.items()))
-    with serve(tmp_path, "--config", str(tmp_path / "hub.toml")) as hub:
-        batches = [envhub.make_vec(f"{name}-CartPole", 16, hub=hub.ipc, num_workers=1) for name in folders]
-        try:
-            assert train(batches) > 150
-        finally:
-            for envs in batches:
-                envs.close()
-
-
-def train(batches: list[Any]) -> float:
-    """The cross-entropy method, with the policies of a generation dealt to the batches; the last mean return."""
-    best, generator, size, returns = np.zeros(4), np.random.default_rng(2), batches[0].num_envs, np.zeros(0)
-    for _ in range(6):
-        weights = best + generator.standard_normal((size * len(batches), 4))
-        returns, alive = np.zeros(len(weights)), np.ones(len(weights), bool)
-        observations = np.concatenate([envs.reset(seed=1)[0] for envs in batches])
-        while alive.any():
-            actions = ((observations * weights).sum(axis=1) > 0).astype(int)
-            for number, envs in enumerate(batches):  # all step at the same time
-                envs.step_async(actions[number * size : (number + 1) * size])
-            results = [envs.step_wait() for envs in batches]
-            observations, rewards, terminations, truncations = (
-                np.concatenate([each[part] for each in results]) for part in range(4)
-            )
-            returns, alive = returns + rewards * alive, alive & ~(terminations | truncations)
-        best = weights[np.argsort(returns)[-8:]].mean(axis=0)
-    return float(returns.mean())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
 import old_interfaces
 import pytest
@@ -72,14 +71,6 @@ def test_env_without_a_base_class_gives_what_a_plain_loop_gives(hub: ServedHub, 
             assert_same(got, wanted, f"step {number} of env {env}")
 
 
-@pytest.mark.parametrize("way", ["private", "tcp"])
-def test_single_env_without_a_base_class_is_made(hub: ServedHub, way: str) -> None:
-    env = envhub.make(old_interfaces.Newer) if way == "private" else envhub.make("Newer", hub=hub.tcp)
-    assert env.reset(seed=3)[0].tolist() == plain_loop(3, [])[0].tolist()
-    env.reset()
-    env.close()
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_env_with_a_space_of_its_own_is_served(hub: ServedHub, way: str) -> None:
     envs = made(way, hub, "own_space", sims.own_space, 3)
@@ -99,19 +90,3 @@ def test_env_with_a_space_of_its_own_is_served(hub: ServedHub, way: str) -> None
 def test_space_that_no_space_is_near_to_is_refused_on_the_network(hub: ServedHub) -> None:
     with pytest.raises(envhub.UnsupportedSpace, match=r"NoSpace has no form on the network.*private hub"):
         envhub.make_vec("no_space", 2, hub=hub.tcp)
-
-
-@pytest.mark.parametrize("way", ["wire", "tcp"])
-def test_minigrid_is_served_by_its_ids(hub: ServedHub, way: str) -> None:
-    name = "MiniGrid-DoorKey-5x5-v0"
-    envs = envhub.make_vec(name, 2, hub=hub.ipc if way == "wire" else hub.tcp, lane="wire")
-    direct = SyncVectorEnv([lambda: gymnasium.make(f"minigrid:{name}")] * 2)
-    assert isinstance(envs.single_observation_space["mission"], spaces.Text)
-    assert_same(envs.reset(seed=3), direct.reset(seed=3), "reset")
-    direct.action_space.seed(3)
-    for _ in range(20):
-        actions = direct.action_space.sample()
-        found, wanted = envs.step(actions), direct.step(actions)
-        assert_same(found, wanted, "step")
-    assert all(map(envs.single_observation_space["mission"].contains, found[0]["mission"]))
-    envs.close()

@@ -158,14 +158,6 @@ def test_hub_that_is_killed_while_its_zygote_starts_leaves_none(tmp_path: Path) 
         assert gone(below_it)
 
 
-@in_()
-def test_hub_and_worker_killed_together_leave_neither_process_nor_memory(tmp_path: Path, hangs: str) -> None:
-    with scene(tmp_path, hangs) as found:
-        found.workers[0].kill()
-        found.hub.kill()
-        assert gone(found.everything) and holds_nothing(found)
-
-
 @pytest.mark.long
 @in_("idle")
 def test_killed_zygote_is_replaced_by_one_that_guards_the_workers(tmp_path: Path, hangs: str) -> None:

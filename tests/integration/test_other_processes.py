@@ -51,11 +51,3 @@ def test_what_a_killed_hub_was_writing_counts_and_is_removed_as_any_old_file(tmp
         keep(tmp_path, f"{name}{NAMED}", b"x" * 300, 1000)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", *(f"{name}{NAMED}.replay" for name in "cde")]
     assert {path.stem for path, _ in files_in(tmp_path)} == {f"{name}{NAMED}" for name in "cde"}
-
-
-def test_new_file_stays_whatever_another_hub_is_writing(tmp_path: Path) -> None:
-    for number in range(4):
-        killed_while_it_writes(tmp_path, f"part{number}")
-    for name in ("a", "b"):
-        keep(tmp_path, f"{name}{NAMED}", b"x" * 900, 1000)
-        assert [path.stem for path, _ in files_in(tmp_path)] == [f"{name}{NAMED}"]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import gymnasium as gym
 import numpy as np
 import psutil
@@ -18,8 +15,6 @@ import pytest
 import sims
 from envhub_client.private_hub.process import private_hub
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers.vector import RecordVideo
-from hubs import written_replay
 from same import assert_same
 
 import envhub
@@ -64,14 +59,6 @@ def test_env_that_died_shows_its_last_frame_until_it_is_reset(address: str | Non
         assert values(envs.render()) == [2, 3]
         step(envs, 0, 0)
         assert values(envs.render()) == [0, 4]
-
-
-@pytest.mark.long
-def test_env_that_was_never_shown_shows_a_blank_frame_like_those_of_the_others(address: str | None) -> None:
-    with made(address) as envs:
-        step(envs, 0, 0)
-        step(envs, DIES, 0)
-        assert values(envs.render()) == [0, 2]
 
 
 def test_envs_that_nobody_has_seen_show_their_first_frames(address: str | None) -> None:
@@ -205,28 +192,6 @@ class Mosaic(SyncVectorEnv):
         return tuple(env.render() for env in self.envs)
 
 
-class Resetting(Sulking):
-    """Observes its resets."""
-
-    def observation(self) -> np.ndarray:
-        return np.array([self.count, self.resets], np.float64)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("env", [Drawing, Resetting])
-def test_replay_of_a_failure_of_an_env_that_was_reset_to_be_shown(env: Any) -> None:
-    with contextlib.closing(envhub.make_vec(env, 1, on_exception="truncate")) as envs:
-        envs.reset(seed=3)
-        step(envs, RAISES)
-        envs.render()
-        step(envs, 0)
-        step(envs, 0)
-        failure = step(envs, RAISES)[4]["env_failure"][0]
-    command = [sys.executable, "-m", "envhub", "replay", written_replay(failure.replay).stem]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert "failed alike" in ran.stdout, ran
-
-
 def test_env_that_dies_while_it_renders_is_truncated_by_the_next_step(address: str | None) -> None:
     with made(address) as envs:
         step(envs, 0, 0)
@@ -307,31 +272,3 @@ def test_single_env_shows_its_last_frame() -> None:
         assert values((env.render(),)) == [1]
         assert env.step(DIES)[3]
         assert values((env.render(),)) == [1]
-
-
-@pytest.mark.long
-def test_videos_are_playable_across_many_deaths(address: str | None, tmp_path: Path) -> None:
-    deaths, deaths_max, length = 0, 6, 10
-    with made(address, restarts_max=40) as envs:
-        recorded = RecordVideo(envs, str(tmp_path), step_trigger=lambda count: count % 10 == 0, video_length=length)
-        recorded.reset(seed=1)
-        while deaths < deaths_max:
-            at = deaths * length // deaths_max  # another step of each video, the first and the last one included
-            for count in range(length):
-                dies, both = count == at, deaths % 2
-                failures = recorded.step(np.array([DIES if dies and both else 0, DIES if dies else 0]))[4]
-                deaths += int(failures["_env_failure"].sum()) if "env_failure" in failures else 0
-                assert not dies or "env_failure" in failures
-        recorded.close()
-    videos = sorted(tmp_path.glob("*.mp4"))
-    assert {frames_of(video) for video in videos} <= {length - 1, length}  # moviepy may leave out the last one
-    assert len(videos) >= deaths_max // 2
-
-
-def frames_of(video: Path) -> int:
-    """How many frames the video shows when it is played."""
-    capture, count = cv2.VideoCapture(str(video)), 0
-    while capture.read()[0]:
-        count += 1
-    capture.release()
-    return count

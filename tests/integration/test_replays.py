@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from envhub_server import replay
 from envhub_server.ipc import replay_file
 from envhub_server.worker.replayer import _notes
 from gymnasium.vector import AutoresetMode
-from hubs import LANES, ServedHub, lane_address, serve, wait_until, worker_processes, written_replay
+from hubs import LANES, ServedHub, serve, wait_until, worker_processes, written_replay
 
 import envhub
 from envhub.values import codec
@@ -105,23 +104,6 @@ def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | 
             verdict = run(failure)
             assert verdict.alike, verdict.text
             assert "failed alike" in verdict.text
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("cause", CAUSES)
-@pytest.mark.parametrize("lane", ["embedded", "tcp"])
-def test_hundred_failures_of_a_cause_are_run_again_alike(cause: str, lane: str, request: pytest.FixtureRequest) -> None:
-    address = lane_address(request, lane)
-    for path in files_in(FOLDER):  # one session has a hundred only where others want no room
-        path.unlink()
-    # Several envs, since one that fails again and again is restarted later and later.
-    with made(address, cause, 8 if cause == "memory" else 16, rate=0.03, length=30) as envs:
-        envs.reset(seed=3)
-        with ThreadPoolExecutor(2) as threads:
-            alike = [*threads.map(run, failures(envs, 100))]
-    assert not [verdict.text for verdict in alike if not verdict.alike]
-    assert len(alike) == 100
 
 
 @pytest.mark.long
@@ -249,38 +231,6 @@ def test_env_that_draws_what_no_seed_decides_fails_otherwise(address: str | None
         (failure,) = failures(envs, 1)
     verdict = run(failure)
     assert not verdict.alike and " before" in verdict.text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "address", ["embedded", *(pytest.param(lane, marks=pytest.mark.chaos) for lane in ("ipc", "tcp"))], indirect=True
-)
-def test_failure_after_long_training_is_run_from_known_random_numbers(address: str | None) -> None:
-    """The trace has long forgotten the reset with a seed, which is 20,000 steps ago."""
-    with made(address, "exception", rate=0.0, length=50, width=2) as envs:
-        envs.reset(seed=3)
-        for _ in range(20_000):
-            envs.step(np.zeros(2, int))
-        envs.set_attr("rate", 0.2)
-        envs.set_attr("rate", 0.0)
-        envs.step(np.zeros(2, int))
-        envs.set_attr("rate", 1.0)
-        (failure,) = failures(envs, 1)
-        path = written_replay(failure.replay)
-        assert 0 < len(calls_of(path)) < 2000
-        assert replay.run(path).alike
-
-
-@pytest.mark.chaos
-def test_episode_longer_than_the_trace_is_said_to_be_cut(address: str | None) -> None:
-    with made(address, "exception", 1, rate=0.0, length=10**6, width=2) as envs:
-        envs.reset(seed=3)
-        for _ in range(25_000):
-            envs.step(np.zeros(1, int))
-        envs.set_attr("rate", 1.0)
-        (failure,) = failures(envs, 1)
-        with pytest.raises(replay.ReplayError, match="more than trace_bytes_max=1048576 holds"):
-            run(failure)
 
 
 def test_factory_without_a_name_cannot_be_run_again() -> None:

@@ -91,12 +91,6 @@ def test_mujoco_that_has_opened_a_device_is_not_shared() -> None:
 
 
 @pytest.mark.long
-def test_number_that_is_told_makes_no_difference(folder: Path) -> None:
-    written(folder)
-    assert shared(folder, NUM_ENVS, None) == [OTHERS, ALL]
-
-
-@pytest.mark.long
 def test_library_of_the_program_itself_is_not_taken_for_an_installed_one(folder: Path) -> None:
     (folder / "sims" / "scipy").mkdir()
     (folder / "sims" / "scipy" / "__init__.py").write_text("")
@@ -141,15 +135,6 @@ def test_first_session_of_a_registered_id_shares_what_its_entry_point_imports(fo
     (folder / "sims" / "registers.py").write_text(registers)
     with serve(folder, "registers:Fit-v0", cwd=folder / "sims") as hub:
         assert seen(hub, "Fit-v0", num_workers=NUM_ENVS) == OTHERS
-
-
-@pytest.mark.long
-def test_env_that_sets_a_variable_since_it_was_noted_shares_nothing(folder: Path) -> None:
-    written(folder)
-    with serve(folder, "fit=fit_sim:Sim", cwd=folder / "sims") as hub:
-        assert seen(hub, "fit") == OTHERS
-        written(folder, before="os.environ['ANY_VARIABLE'] = '1'")
-        assert [seen(hub, "fit"), seen(hub, "fit")] == [NONE, NONE]
 
 
 @pytest.mark.long

@@ -302,35 +302,6 @@ def test_end_of_a_batch_truncates_its_rows_and_it_goes_on(how: Any, cause: str, 
         assert envs.reset(seed=1)[0][:, 1].tolist() == before[:, 1].tolist()
 
 
-class SlowToMake(vector_sims.Failing):
-    """Takes a while to be made; the action 9 ends the episode."""
-
-    def __init__(self) -> None:
-        super().__init__(build_s=0.5)
-
-    def step(self, action: int) -> Any:
-        observation, reward, _, truncated, info = super().step(action)
-        return observation, reward, bool(action == 9), truncated, info
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_step_right_after_the_end_of_a_batch_in_which_one_episode_had_ended(lane: str) -> None:
-    def make(num_envs: int) -> VectorEnv[Any, Any, Any]:
-        return gymnasium.vector.SyncVectorEnv([SlowToMake] * num_envs)
-
-    with closing(envhub.make_vec(make, 2, vector=True, num_workers=1, lane=lane)) as envs:
-        envs.reset(seed=0)
-        nothing = np.zeros(2, np.int64)
-        before, _, terminations, _, _ = envs.step(np.array([9, 0]))
-        assert terminations.tolist() == [True, False]
-        kill_worker(int(before[0, 2]))
-        observations, _, _, truncations, infos = envs.step(nothing)  # before another worker serves
-        assert truncations.all() and observations.tolist() == before.tolist()
-        assert {failure.cause for failure in infos["env_failure"]} == {"crash"}
-        assert envs.step(nothing)[0][:, 0].tolist() == [0, 0]
-
-
 def test_number_that_is_not_finite_is_the_batchs() -> None:
     with closing(envhub.make_vec(vector_sims.failing, 3, vector=True, on_invalid="truncate")) as envs:
         before, _ = envs.reset(seed=1)
@@ -404,19 +375,6 @@ def test_ale_gives_what_it_gives_directly() -> None:
         assert found[1]["_lives"].tolist() == mask.tolist()
         actions = np.zeros(4, np.int64)
         assert_step(envs.step(actions), direct.step(actions), 4, "after it")
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("lane", ["shared", "wire"])
-def test_sixteen_pongs_of_ale_are_those_of_direct_use_through_a_hub(lane: str, tmp_path: Path) -> None:
-    entries = ("ale_py:ALE/Pong-v5", "--vector")
-    with serve(tmp_path, *entries, binds=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/hub"]) as hub:
-        address = hub.ipc if lane == "shared" else hub.tcp
-        direct = make_vector("ale_py:ALE/Pong-v5", num_envs=16, max_num_frames_per_episode=400)
-        arguments = {"max_num_frames_per_episode": 400}
-        with closing(envhub.make_vec("ALE/Pong-v5", 16, hub=address, env_kwargs=arguments)) as envs:
-            assert envs.lane == lane
-            assert assert_same_run(envs, direct, 400) > 32
 
 
 @pytest.mark.long
@@ -561,40 +519,10 @@ def test_spare_takes_the_place_of_a_share_of_as_many_envs() -> None:
             assert envs.step(nothing)[0][lost, 0].tolist() == [0] * len(lost)
 
 
-@pytest.mark.parametrize("lane", [LANES[0], *(pytest.param(lane, marks=pytest.mark.long) for lane in LANES[1:])])
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_vector_env_whose_infos_are_a_list_gives_those_of_each_env(lane: dict[str, Any], mode: AutoresetMode) -> None:
+def test_infos_that_are_a_list_are_refused() -> None:
     def listing(num_envs: int) -> Any:
-        return DictInfoToList(vector_sims.chatty(num_envs, mode))
+        return DictInfoToList(vector_sims.chatty(num_envs))
 
-    def history(factory: Any) -> list[Any]:
-        with closing(envhub.make_vec(factory, 3, vector=True, autoreset_mode=mode, **lane)) as envs:
-            found, infos = [envs.reset(seed=3)[1]["began"].tolist()], {}
-            envs.action_space.seed(4)
-            for _ in range(12):
-                infos = envs.step(envs.action_space.sample())[4]
-                found.append([infos["_steps"].tolist(), infos["steps"].tolist(), sorted(infos)])
-            return found
-
-    assert history(listing) == history(functools.partial(vector_sims.chatty, autoreset_mode=mode))
-
-
-class Forgetful(DictInfoToList):
-    """Resets in the same step, and keeps nothing of the episode that ended."""
-
-    def step(self, actions: Any) -> Any:
-        *results, infos = super().step(actions)
-        return *results, [{key: info[key] for key in info if not key.startswith("final")} for info in infos]
-
-
-def test_infos_have_no_mask_of_the_final_observations_that_a_vector_env_does_not_keep() -> None:
-    def forgetful(num_envs: int) -> Any:
-        return Forgetful(vector_sims.chatty(num_envs, AutoresetMode.SAME_STEP))
-
-    with closing(envhub.make_vec(forgetful, 3, vector=True, autoreset_mode="SameStep", num_workers=1)) as envs:
+    refused = pytest.raises(TypeError, match="DictInfoToList has infos that are a list; vector=True takes a function")
+    with closing(envhub.make_vec(listing, 3, vector=True)) as envs, refused:
         envs.reset(seed=3)
-        while True:
-            *_, terminations, truncations, infos = envs.step(envs.action_space.sample())
-            if (terminations | truncations).any():
-                break
-        assert "_final_info" in infos and not [key for key in infos if "final_obs" in key]

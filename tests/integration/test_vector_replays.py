@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import vector_sims
 from brittle import CAUSES
-from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from gymnasium.vector import AutoresetMode
-from hubs import serve, wait_until, worker_processes, written_replay
+from hubs import serve, written_replay
 
 import envhub
 
@@ -100,20 +99,3 @@ def test_exception_that_is_raised_names_one_replay_of_all_envs() -> None:
     assert run(name).alike
     session = name.rpartition("-env")[0]  # replays of earlier tests may be written only now
     assert len([path for path in files_in(FOLDER) if path.name.startswith(f"{session}-")]) == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("env", ["CartPole-v1", "ale_py:ALE/Pong-v5"])
-def test_vector_env_that_was_killed_does_not_fail_again(env: str) -> None:
-    arguments = {} if env == "CartPole-v1" else {"max_num_frames_per_episode": 60, "noop_max": 5}
-    with closing(envhub.make_vec(env, NUM_ENVS, vector=True, num_workers=2, **arguments)) as envs:
-        envs.reset(seed=3)
-        rng = np.random.default_rng(1)
-        for _ in range(50):
-            envs.step(rng.integers(0, 2, NUM_ENVS))
-        before = set(files_in(FOLDER))
-        for worker in worker_processes(private_hub().pid):
-            worker.kill()
-        assert wait_until(lambda: len(set(files_in(FOLDER)) - before) >= 2)
-    for path in set(files_in(FOLDER)) - before:
-        assert replay.run(path).text == "did not fail; it ended by SIGKILL at step 50 before"

@@ -1,4 +1,4 @@
-"""A vector env needs of its session what ``VectorSession`` says and no more, and tells its observers of every step."""
+"""A vector env tells its observers of every step."""
 
 from __future__ import annotations
 
@@ -7,66 +7,23 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import sims
-from envhub_client.envs.arguments import Origin
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.session.factories import make_of_factories
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import Session, VectorSession
+from envhub_client.session.session import Session
 
 import envhub
 from envhub.protocol.messages import Reset
 
 NUM_ENVS = 3
-SEAM = {*VectorSession.__annotations__, *(name for name in vars(VectorSession) if not name.startswith("_"))}
-
-
-class Seam:
-    """A session of which nothing is reached but what the Protocol has."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        assert name in SEAM, f"{name} is not in the Protocol"
-        return getattr(self._session, name)
 
 
 def session(**options: Any) -> Session:
     """A session of a private hub."""
     make = make_of_factories([lambda: sims.Counter(4)] * NUM_ENVS)
     return Session("HubVectorEnv", None, make, SessionOptions(num_workers=1, **options))
-
-
-@pytest.mark.parametrize("on_hub_loss", ["raise", "recreate"])
-def test_vector_env_needs_nothing_of_its_session_that_the_protocol_does_not_have(on_hub_loss: str) -> None:
-    seam: Any = Seam(session(on_hub_loss=on_hub_loss))
-    with contextlib.closing(HubVectorEnv(seam, Origin("counter"))) as envs:
-        envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
-        assert envs.step([1, 2, 3])[1].tolist() == [1, 2, 3]
-        envs.info_mode = "by_env"
-        assert envs.step([1, 2, 3])[1].tolist() == [1, 2, 3]
-        with pytest.raises(ValueError, match="info_mode must be 'batched' or 'by_env', got 'each'"):
-            envs.info_mode = "each"  # type: ignore[assignment]
-        envs.send([4, 5], [0, 2])
-        with pytest.raises(envhub.SessionBusy):
-            envs.reset()
-        assert envs.recv()[1].tolist() == [4, 5]
-        envs.async_reset()
-        assert envs.recv()[-1].tolist() == [0, 1, 2]
-        envs.set_attr("note", [7, 8], [2, 0])
-        assert envs.get_attr("note", [0, 2]) == (8, 7) and envs.has_attr("nothing", [1]) == (False,)
-        with pytest.raises(envhub.NothingPending):
-            envs.call_wait()
-        assert [len(each) for each in envs.call("observation")] == [2, 2, 2]
-        assert envs.attr_is_callable("count") == (False,) * 3 and envs.is_wrapped("no:One") == (False,) * 3
-        assert (envs.num_workers, envs.address, envs.compression) == (1, None, "")
-        assert len(envs.token) == 32 and not envs.vector and envs.represented == {}
-        with pytest.raises(envhub.RequestRefused, match="private hub"):
-            envs.detach()
-    assert envs.closed
 
 
 class Watcher(envhub.StepObserver):

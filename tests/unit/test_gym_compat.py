@@ -203,18 +203,6 @@ def test_error_of_another_version_says_what_to_install(
         run.step(0)
 
 
-def test_reset_of_a_gymnasium_env_gets_no_argument_that_is_none_and_that_it_does_not_name() -> None:
-    class Short(gymnasium.Env[Any, Any]):
-        observation_space, action_space = SPACE, spaces.Discrete(2)
-
-        def reset(self, seed: Any = None) -> Any:  # type: ignore[override]
-            return np.zeros(1, np.float32), {"seed": seed}
-
-    assert runner(Short()).reset(3, None)[1] == {"seed": 3}
-    with pytest.raises(TypeError, match="options"):
-        runner(Short()).reset(3, {"at": 5})
-
-
 def test_arguments_that_are_none_are_left_out_where_an_env_does_not_take_them() -> None:
     class Env:
         def reset(self, seed: Any = "unset") -> Any:

@@ -14,13 +14,10 @@ from envhub_server.worker.row_places import STEPS_CHECKED_FIRST, NotFinite
 from gymnasium import spaces
 from scripted_env import (
     GIVE_INFO,
-    GIVE_LARGE_INFO,
     GO_ON,
-    LARGE,
     LEAVE_THE_SPACE,
     RAISE,
     TERMINATE,
-    TRUNCATE,
     ScriptedEnv,
 )
 
@@ -147,14 +144,6 @@ def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
     assert place.result == (2, True, False)
 
 
-def test_action_out_of_band_is_taken_from_the_message() -> None:
-    place = begun()
-    place.post(OP_STEP)
-    place.arena.action_codes[0][:] = actions.OUT_OF_BAND
-    place.row.step([TRUNCATE])
-    assert place.result == (1, False, True)
-
-
 # --- infos ------------------------------------------------------------------------------------------------------------
 
 
@@ -164,16 +153,6 @@ def test_small_info_is_in_the_arena_until_the_next_step() -> None:
     assert place.info == {"n": 1}
     place.step()
     assert place.info is None
-
-
-def test_large_info_is_in_the_arena_where_the_row_has_room() -> None:
-    place = begun()
-    place.arena.give_room(MINE, 1 << 16)  # which the hub does once it has been sent one
-    place.step(GIVE_LARGE_INFO)
-    assert not place.sent and place.arena.info_template[MINE] == -1
-    assert codec.decode(place.arena.info(MINE)) == {"text": LARGE}
-    place.step(GIVE_INFO)
-    assert place.info == {"n": 2}
 
 
 def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> None:
@@ -222,36 +201,6 @@ def test_failed_step_repeats_the_last_complete_observation(slot_is_half_written:
     assert place.observation == [1, 1] and place.arena.info_length[MINE] == 0
     place.step()
     assert place.observation == [1, 2]
-
-
-def test_reset_that_raises_leaves_the_row_at_its_last_observation() -> None:
-    place = begun()
-    place.step()
-    place.env.refuses_reset = True
-    place.post(OP_RESET)
-    with pytest.raises(RuntimeError, match="no reset"):
-        place.row.reset(3, None)
-    place.row.repeat_last()
-    assert place.observation == [1, 1]
-
-
-def test_failed_step_after_a_truncation_repeats_the_same_observation() -> None:
-    place = begun()
-    place.step()
-    place.post(OP_STEP)
-    place.row.truncate(b"")
-    place.finish()
-    place.post(OP_STEP)
-    place.arena.observations[0][place.slot, MINE] = -7  # half of a result
-    place.row.repeat_last()
-    assert place.observation == [1, 1]
-
-
-def test_truncation_with_a_large_info_sends_it() -> None:
-    place = begun()
-    place.post(OP_STEP)
-    place.row.truncate(b"x" * (INFO_BYTES + 1))
-    assert place.sent == [(MINE, b"x" * (INFO_BYTES + 1))] and place.arena.info_length[MINE] == INFO_BYTES + 1
 
 
 # --- checked observations ---------------------------------------------------------------------------------------------
@@ -304,19 +253,6 @@ class Rewarding(ScriptedEnv):
     def step(self, action: int) -> Any:
         seen, _, *rest = super().step(action)
         return (seen, self.reward, *rest)
-
-
-@pytest.mark.parametrize(
-    ("reward", "error", "text"),
-    [
-        (10**400, OverflowError, "too large to convert to float"),
-    ],
-)
-def test_reward_that_is_no_number_is_refused(reward: Any, error: type[Exception], text: str) -> None:
-    place = placed(env=Rewarding(reward))
-    place.reset()
-    with pytest.raises(error, match=text):
-        place.step()
 
 
 def test_reward_that_is_not_finite_is_refused() -> None:
@@ -439,13 +375,6 @@ def test_env_that_is_made_again_here_is_reset_with_a_seed_that_follows_from_the_
 
 
 # --- turn words, slots and arenas -------------------------------------------------------------------------------------
-
-
-def test_first_reset_in_place_of_a_step_is_no_first_step() -> None:
-    place = placed()
-    place.arena.needs_reset[:] = FRESH
-    place.step()
-    assert place.row.turn == MINE | TURN_FIRST
 
 
 @pytest.mark.parametrize("pending", [False, True])

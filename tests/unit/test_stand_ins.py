@@ -23,12 +23,10 @@ from envhub.arena.memory import (
     REPORT_PENDING,
     STATUS_INFO,
     STATUS_OK,
-    STATUS_RAISED,
     Arena,
     with_objects,
 )
 from envhub.protocol.messages import Failure
-from envhub.values import codec
 from envhub.values.leaf import Leaf
 
 ROWS, WORKERS = 4, 2
@@ -87,14 +85,6 @@ def test_step_of_a_worker_that_ended_is_a_truncation_with_the_last_observation(m
     assert bytes(arena.infos[2, : arena.info_length[2]]) == TRUNCATED.info and arena.status[2] == STATUS_INFO
 
 
-def test_rows_that_raise_or_have_no_step_are_not_truncated(memory: SessionMemory) -> None:
-    stand_ins = StandIns(memory, None)
-    step(memory)
-    stand_ins.take(0, RAISED, None)
-    finish(memory, 1, 3)
-    stand_ins.take(1, TRUNCATED, None)
-
-
 class Watched(np.ndarray):
     """Words that note at which moment each of them is set."""
 
@@ -149,16 +139,6 @@ def test_half_written_results_of_a_worker_that_ended_are_never_read(memory: Sess
     arena.rewards[0], arena.terminations[0] = 5.0, True
     stand_ins.take(0, TRUNCATED, None)
     assert shown(memory, 0) == 7.0 and arena.rewards[0] == 0.0 and not arena.terminations[0]
-
-
-def test_step_raises_where_that_is_the_policy(memory: SessionMemory) -> None:
-    stand_ins, arena = StandIns(memory, None), memory.arena
-    step(memory)
-    finish(memory, 1, 2, 3)
-    failed = failures(stand_ins.take(0, RAISED, None))
-    assert [failure.env_index for failure in failed] == [0]
-    assert arena.status[0] == STATUS_RAISED and arena.needs_reset[[0, 2]].tolist() == [FRESH, FRESH]
-    assert arena.quiescent()
 
 
 def test_driver_is_to_be_woken_though_every_row_was_done(memory: SessionMemory) -> None:
@@ -316,23 +296,6 @@ def test_blob_that_just_fits_is_read_from_the_arena_and_none_is_none() -> None:
     with_room.close()
 
 
-def test_objects_that_were_not_kept_at_the_first_step_are_none(memory: SessionMemory) -> None:
-    copies, arena = ObjectCopies(), memory.arena
-    arena.post(OP_STEP)
-    leave(arena, 0, b"")  # its blob is large, and was not sent
-    copies.keep(arena, [0])
-    assert int(arena.done[0]) == 1 and copies.last(arena, 0) == copies.last(arena, 1) == b""
-
-
-@pytest.mark.parametrize("value", [b"text", [b"one"], [b"one", b"", b"more"], {"a": 1, "b": 2}, [1, b""]])
-def test_blob_that_is_no_pair_of_bytes_has_no_objects(memory: SessionMemory, value: Any) -> None:
-    copies, arena = ObjectCopies(), memory.arena
-    arena.post(OP_STEP)
-    leave(arena, 0, codec.encode(value))
-    copies.keep(arena, [0])
-    assert copies.last(arena, 0) == b""
-
-
 # --- what is left to others -------------------------------------------------------------------------------------------
 
 
@@ -344,20 +307,6 @@ def test_objects_of_rows_that_were_done_are_kept_when_their_worker_ends(memory: 
     step(memory)
     assert stand_ins.posted(0) == [WAITING]  # row 2 has told of the loss
     assert bytes(arena.infos[0, : arena.info_length[0]]) == with_objects(b"done", TRUNCATED.info)
-
-
-def test_objects_are_copied_only_where_there_are_objects(memory: SessionMemory) -> None:
-    plain = StandIns(memory, None)
-    plain.keep_objects()
-    assert plain.objects(0) == []
-    stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
-    step(memory)
-    leave(arena, 0, with_objects(b"seen", b""))
-    stand_ins.keep_objects()
-    arena.put_info(0, b"of the next")
-    step(memory)
-    stand_ins.take(0, TRUNCATED, None)
-    assert stand_ins.objects(0)[0] == b"seen"
 
 
 def test_reset_that_waits_for_the_next_process_is_not_finished_with_the_steps(memory: SessionMemory) -> None:

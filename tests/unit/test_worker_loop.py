@@ -405,13 +405,6 @@ def test_words_of_a_reset_without_its_message_wait_for_it() -> None:
         assert [env.seeds for env in made] == [[None, 5], [None, 6], [None, 7], [None, 8]]
 
 
-def test_ring_after_a_reset_message_resets_nothing_again() -> None:
-    with serving() as hub:
-        hub.reset([1, 2, 3, 4])
-        hub.ring()
-        assert hub.call("episode") == [2] * ROWS
-
-
 def test_ring_of_a_step_may_overtake_the_reset_message_before_it() -> None:
     with serving() as hub:
         hub.post(op=OP_RESET)
@@ -446,16 +439,6 @@ def test_actions_out_of_band_wait_for_their_message() -> None:
         assert hub.arena.terminations.tolist() == [False, False, True, False]
         hub.ring()
         assert hub.call("length") == [1] * ROWS
-
-
-def test_actions_out_of_band_step_only_rows_that_are_pending() -> None:
-    with serving() as hub:
-        hub.arena.action_codes[0][:] = actions.OUT_OF_BAND
-        hub.post(op=OP_OUT_OF_BAND, ring=False)
-        hub.arena.done[0] = hub.arena.request[0]  # by the hub, before there was this worker
-        hub.tell(control.StepRows(messages.pack_rows((row, codec.encode([GO_ON])) for row in hub.rows)))
-        hub.await_rows()
-        assert hub.call("length") == [0, 1, 1, 1]
 
 
 # --- parts of a batch -------------------------------------------------------------------------------------------------
@@ -604,15 +587,6 @@ def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
 
 
 # --- ending -----------------------------------------------------------------------------------------------------------
-
-
-def test_close_that_comes_while_rows_wait_closes_every_env() -> None:
-    with serving() as hub:
-        hub.post(ring=False)
-        hub.tell(control.CloseEnvs())
-        assert hub.thread is not None
-        hub.thread.join(PATIENCE_S)
-        assert not hub.thread.is_alive() and [env.closed for env in made] == [1] * ROWS
 
 
 def test_close_after_a_step_waits_for_it() -> None:

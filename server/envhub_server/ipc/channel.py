@@ -86,22 +86,18 @@ class Channel:
             limit = f"a worker's message has at most {self.sent_bytes_max}"
             raise ValueError(f"a {type(message).__name__} of {length} bytes; {limit}")
         if descriptors:
-            # Descriptors travel with the frame's first bytes, so these MUST leave in this call, with no bytes waiting
-            # before them.
-            self._send_descriptors(_LENGTH.pack(length), descriptors)
+            # They travel with the frame's first bytes, which MUST leave in this call, with none waiting before them.
+            if self._outgoing:
+                raise RuntimeError("descriptors cannot overtake a message that still waits to be sent")
+            rights = array.array("i", descriptors).tobytes()
+            try:
+                self._socket.sendmsg([_LENGTH.pack(length)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
         else:
             pieces[0] = _LENGTH.pack(length) + pieces[0]
         self._outgoing.extend(map(memoryview, pieces))
         self.flush()
-
-    def _send_descriptors(self, head: bytes, descriptors: Sequence[int]) -> None:
-        if self._outgoing:
-            raise RuntimeError("descriptors cannot overtake a message that still waits to be sent")
-        rights = array.array("i", descriptors).tobytes()
-        try:
-            self._socket.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except OSError as error:
-            raise ChannelClosed(str(error)) from error
 
     def flush(self) -> None:
         while self._outgoing:
@@ -118,8 +114,11 @@ class Channel:
 
     def receive(self) -> list[object] | None:
         """The messages that are complete after one read; None if a non-blocking socket has no data."""
+        missing = 0  # of the message that has begun
+        if len(self._incoming) >= _LENGTH.size:
+            missing = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0] - len(self._incoming)
         try:
-            chunk = self._reader.read(min(max(self._missing_bytes(), FEW_BYTES), READ_BYTES))
+            chunk = self._reader.read(min(max(missing, FEW_BYTES), READ_BYTES))
         except BlockingIOError:
             return None
         except OSError as error:
@@ -143,12 +142,6 @@ class Channel:
         reset = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
         self._reset = self._reset or reset
         return self._reset or self.backlogged
-
-    def _missing_bytes(self) -> int:
-        if len(self._incoming) < _LENGTH.size:
-            return 0
-        (length,) = _LENGTH.unpack_from(self._incoming)
-        return int(_LENGTH.size + length - len(self._incoming))
 
     def _complete(self) -> list[object]:
         messages: list[object] = []

@@ -93,9 +93,7 @@ class Build(Frozen):
     setup: bytes = b""  # cloudpickle of one more
     info_bytes_max: int = INFO_BYTES_MAX  # of an info of a hub that is not private, besides the observation in it
     row_offset: int = 0  # index of row 0 in the larger vector env, by which texts name envs
-    generators: List[int] = field(
-        default_factory=list
-    )  # as of ``messages.ProgramEnvironment``; empty if they are not known
+    generators: List[int] = field(default_factory=list)  # as of ``ProgramEnvironment``; empty if they are not known
     incarnation: int = 0  # how often the envs were made before; of a spare another number than of any worker
 
 
@@ -188,10 +186,6 @@ class MapArena(Frozen):
     observation_mode: str
     spin_us: int
     trace_bytes_max: int = 0  # per env, see ``trace``; 0 for no trace
-
-    @property
-    def descriptor_names(self) -> Sequence[str]:
-        return [name for name in ArenaDescriptors._fields if self.trace_bytes_max or name != "trace"]
 
     def layout(self) -> Layout:
         leaves = (self.observation_leaves, self.action_leaves)
@@ -387,9 +381,7 @@ def pack(message: object) -> List[bytes]:
 
 def unpack(blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> object:
     decoded = codec.decode_header(blob, limits)
-    if not (
-        isinstance(decoded, list) and len(decoded) == 2 and isinstance(decoded[0], str) and isinstance(decoded[1], dict)
-    ):
+    if not (isinstance(decoded, list) and [*map(type, decoded)] == [str, dict]):
         raise codec.DecodeError("not a control message")
     if decoded[0] not in CONTROL:
         raise codec.DecodeError(f"no control message is called {decoded[0][:64]!r}")

@@ -137,17 +137,12 @@ def memory_bytes(*pids: int) -> int:
     """
     total, family = 0, [*pids]
     for each in family:  # the list grows during the loop
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            total += _resident_bytes(each)
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{each}/statm", "rb") as file:
+            _, resident, shared = file.read().split()[:3]
+            total += (int(resident) - int(shared)) * mmap.PAGESIZE
             if len(family) < PROCESSES_MAX:
                 family += listed_children(each) or ()  # a search of every process would cost too much
     return total
-
-
-def _resident_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/statm", "rb") as file:
-        _, resident, shared = file.read().split()[:3]
-    return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def descendants(pid: int) -> list[int]:
@@ -181,17 +176,9 @@ def _is_left(pid: int, hub: str, workers: set[int]) -> bool:
     if not fields or fields[0] in (b"Z", b"X"):  # it has ended, and may not be reaped yet
         return False
     worker = worker_of(pid, hub)
-    if worker == NO_WORKER and _name(pid) == ZYGOTE:
+    if worker == NO_WORKER and _line(pid, "comm", b"\n", b"") == ZYGOTE.encode():
         return False  # it does the same, and two that end each other would leave the rest
     return int(fields[2]) in workers or worker is not None
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().rstrip("\n")
-    except OSError:
-        return ""
 
 
 def _pids() -> list[int]:

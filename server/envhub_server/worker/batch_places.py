@@ -17,24 +17,6 @@ from envhub_server.worker.row_places import NO_INFO, InfoPlace, as_slice
 Infos = Dict[str, Any]
 
 
-def join_infos(infos: Any) -> Infos:
-    if not isinstance(infos, (list, tuple)):
-        return infos  # type: ignore[no-any-return]
-    columns_by_key: Infos = {}
-    for number, info in enumerate(infos):
-        for key, value in info.items():
-            values = columns_by_key.setdefault(key, np.full(len(infos), None, object))
-            values[number : number + 1] = _one(value)
-            columns_by_key.setdefault(f"_{key}", np.zeros(len(infos), bool))[number] = True
-    return columns_by_key
-
-
-def _one(value: Any) -> np.ndarray:
-    array = np.empty(1, object)
-    array[0] = value
-    return array
-
-
 def info_columns(infos: Infos, num_envs: int) -> Infos | None:
     """The infos as nested arrays of numbers with an entry per env; None if an env does not have all of them."""
     columns_by_key: Infos = {}
@@ -45,8 +27,7 @@ def info_columns(infos: Infos, num_envs: int) -> Infos | None:
         if mask is not None and not np.all(mask):
             return None
         if isinstance(value, dict):
-            nested = info_columns(value, num_envs)
-            if nested is None:
+            if (nested := info_columns(value, num_envs)) is None:
                 return None
             columns_by_key[key] = nested
             continue
@@ -192,7 +173,9 @@ class BatchResults:
 
     def _store_infos(self, infos: Any, where: Any, count: int) -> None:
         if count == len(self._infos) and isinstance(infos, dict):
-            template, length = self._write_columns(infos, count) if infos else NO_INFO
+            (template, length), columns = NO_INFO, None
+            if infos and self._columns is not None and (columns := info_columns(infos, count)) is not None:
+                template, length = self._columns.write(columns, lambda: infos_by_env(infos, count)[0])
             if length or not infos:
                 words = template, length, STATUS_INFO if length else STATUS_OK
                 for column, word in zip(self._info_words, words):
@@ -201,9 +184,3 @@ class BatchResults:
         each = infos_by_env(infos, count) if isinstance(infos, dict) else infos
         for number, info in zip(np.arange(len(self._infos))[where].tolist(), each):
             self._infos[number].store(info)
-
-    def _write_columns(self, infos: dict[str, Any], count: int) -> tuple[int, int]:
-        columns = None if self._columns is None else info_columns(infos, count)
-        if columns is None or self._columns is None:
-            return NO_INFO
-        return self._columns.write(columns, lambda: infos_by_env(infos, count)[0])

@@ -212,22 +212,20 @@ class Builder:
         self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.row_offset))
 
     def _make_env(self, row: int) -> Any:
+        name = f"the factory of env {self._envs.build.row_offset + row}"
         try:
             made = self._factories[row]()
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
                 made = factories(self._envs.build, self._memory)[row]()
                 if self._has(made, row):
-                    text = f"the factory of {self._name(row)} returned an env that this process has already"
+                    text = f"{name} returned an env that this process has already"
                     own = "each is to make its own, or with num_workers=num_envs each env has its own process"
                     raise ValueError(f"{text}: {own}")
         except TypeError as error:
             if re.search(r"missing \d+ required .*'num_envs'", str(error)):
                 raise TypeError(f"{error}: {NEEDS_VECTOR}") from error
             raise
-        return as_gymnasium(made, f"the factory of {self._name(row)}")
-
-    def _name(self, row: int) -> str:
-        return f"env {self._envs.build.row_offset + row}"
+        return as_gymnasium(made, name)
 
     def _has(self, made: Any, index: int) -> bool:
         """True if another row's env in this process is the same object, perhaps in other wrappers."""
@@ -235,8 +233,8 @@ class Builder:
         return any(getattr(group.env, "unwrapped", None) is base for group in self._envs.groups if group.index != index)
 
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
-        share = Share(rows, self._envs.build.shares)
-        return made_by(self._factories[rows[0]], share, self._envs.build.autoreset_mode)
+        build = self._envs.build
+        return made_by(self._factories[rows[0]], Share(rows, build.shares), build.autoreset_mode)
 
 
 def _confine(build: control.Build) -> None:

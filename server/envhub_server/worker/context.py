@@ -173,7 +173,7 @@ def folded(lines: Iterable[str]) -> list[str]:
 
 
 def _in_a_line(run: list[str]) -> list[str]:
-    frames = f"{len(run)} frame{'s' if len(run) > 1 else ''} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
+    frames = f"{len(run)} frame{'s' * (len(run) > 1)} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
     return [f"  [{frames}]\n"] if run else []
 
 
@@ -227,10 +227,6 @@ class HostedEnvs:
         for group in self.groups:
             group.trace = trace
 
-    def clear(self) -> None:
-        self.set_trace(None)
-        self.groups.clear()
-
 
 class ProgressWord:
     """Stores the word; the stepper stores it without a call, because it does so for every row."""
@@ -277,8 +273,7 @@ class FailureReports:
         return described
 
     def in_a_line(self, error: BaseException) -> str:
-        """The error in a line; its own ``repr`` may raise, or take megabytes."""
-        described = self.describe(error, None)
+        described = self.describe(error, None)  # its own ``repr`` may raise, or take megabytes
         return f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
 
     def send(self, error: BaseException, row: int | None, code: str, number: int = 0) -> Failure:

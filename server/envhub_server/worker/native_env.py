@@ -13,7 +13,7 @@ import numpy as np
 
 from envhub.errors import shown
 from envhub.values.gym_api import api
-from envhub_server.worker.batch_places import choose_infos, join_infos
+from envhub_server.worker.batch_places import choose_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
@@ -87,7 +87,7 @@ class NativeEnv:
 
     def step(self, actions: Any) -> Results:
         *results, infos = self.made.step(actions)
-        return (*results, join_infos(infos))
+        return (*results, self._checked(infos))
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs of the session's ``num_envs``; ``rebuilt`` if the seeds are not the program's."""
@@ -96,7 +96,12 @@ class NativeEnv:
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
         observations, infos = self.made.reset(**arguments)
-        return observations, join_infos(infos)
+        return observations, self._checked(infos)
+
+    def _checked(self, infos: Any) -> Any:
+        if not isinstance(infos, dict):
+            raise TypeError(f"{type(self.made).__name__} has infos that are a {type(infos).__name__}; {OTHERS}")
+        return infos
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
         """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only."""

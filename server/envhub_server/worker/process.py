@@ -110,8 +110,8 @@ class Worker:
 
     def _map_arena(self, mapped: control.MapArena) -> bool:
         """Map the arena whose descriptor came with the message, for all envs; False if an env does not fit."""
-        envs, names = self._envs, mapped.descriptor_names
-        descriptors = control.ArenaDescriptors(**dict(zip(names, self._channel.take_descriptors(len(names)))))
+        envs, count = self._envs, len(control.ArenaDescriptors._fields) - (not mapped.trace_bytes_max)  # it is the last
+        descriptors = control.ArenaDescriptors(*self._channel.take_descriptors(count))
         self._bells.attach(descriptors)
         arena = Arena(mapped.layout(), descriptors.memory)
         os.close(descriptors.memory)
@@ -161,7 +161,8 @@ class Worker:
         self._channel.send(control.Closing([]))
 
     def close(self) -> None:
-        self._envs.clear()
+        self._envs.set_trace(None)
+        self._envs.groups.clear()
         self._poller.close()
         self._bells.close()
         self._builder.close()

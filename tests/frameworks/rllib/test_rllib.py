@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -15,6 +17,7 @@ import pytest
 import ray
 from hubs import kill_worker, serve, wait_until, worker_pid, worker_pids, worker_processes
 from large_sims import Goals
+from pages import blocks
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
@@ -52,21 +55,18 @@ def config(env: Any, env_config: dict[str, Any], mode: str = "vector_entry_point
 
 
 @pytest.mark.parametrize(
-    ("how", "mode", "runners", "over_tcp"),
+    ("how", "mode", "runners"),
     [
-        ("id", "sync", 0, True),
-        ("registered", "vector_entry_point", 2, True),
-        pytest.param("id", "vector_entry_point", 0, False, marks=pytest.mark.chaos),
-        pytest.param("registered", "sync", 1, False, marks=pytest.mark.chaos),
+        ("id", "sync", 0),
+        ("registered", "vector_entry_point", 2),
     ],
 )
-def test_ppo_trains_in_each_way(how: str, mode: str, runners: int, over_tcp: bool, tcp: str) -> None:
+def test_ppo_trains_in_each_way(how: str, mode: str, runners: int, tcp: str) -> None:
     def kinds(runner: Any) -> tuple[str, str]:  # in here, since Ray's processes cannot import this module
         envs = runner.env.unwrapped
         return type(envs).__name__, type(envs.envs[0].unwrapped).__name__ if hasattr(envs, "envs") else ""
 
-    hub = tcp if over_tcp else None
-    env_config = {"hub": hub, "num_workers": 1, "step_timeout": 20.0}
+    env_config = {"hub": tcp, "num_workers": 1, "step_timeout": 20.0}
     if how == "id":
         built = config("envhub:EnvHub/Remote-v0", {"env_id": "CartPole-v1", **env_config}, mode, runners)
     else:
@@ -168,21 +168,6 @@ def test_a_row_that_reports_a_crash_leaves_the_rest_of_its_episode() -> None:
     assert cut.is_truncated and not cut.is_terminated and len(cut) == 9 and len(cut.get_observations()) == 10
 
 
-def test_training_goes_on_after_crashes() -> None:
-    others = worker_pids()  # of sessions that are about to end
-    algorithm = config(envhub.rllib.register(), {"env": "CartPole-v1", "num_workers": 2}).build_algo()
-    try:
-        cut = 0
-        for _ in range(3):
-            algorithm.train()
-            kill_worker(worker_pid(others))
-            cut += algorithm.train()["env_runners"]["num_cut_episodes"]
-    finally:
-        algorithm.stop()
-    # How long episodes are depends on the machine's arithmetic, and one that had just ended is cut in none.
-    assert 1 <= cut <= 3 * NUM_ENVS // 2
-
-
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("over_tcp", [False, True], ids=["private hub", "tcp"])
@@ -206,3 +191,8 @@ def test_envs_whose_rewards_have_axes_are_refused(many: dict[str, int]) -> None:
         with pytest.raises(ValueError, match=r"and for RLlib a reward is one number"):
             env.step(env.action_space.sample())
     assert wait_until(lambda: not worker_processes(os.getpid()))
+
+
+@pytest.mark.parametrize("program", blocks("python rllib"))
+def test_program_of_a_page_runs(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -19,7 +19,7 @@ from pages import blocks
 from ray._private.authentication_test_utils import reset_auth_token_state
 from ray.cluster_utils import Cluster
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray_clusters import NODE, ray_cluster
+from ray_clusters import ray_cluster
 
 import envhub.rllib
 from envhub.fleet import Fleet
@@ -160,67 +160,3 @@ def test_program_of_the_page_learns_on_the_fleet(fleet: Fleet) -> None:
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     assert 8 <= float(ran.stdout.splitlines()[-1]) <= 500
-
-
-def nodes_of_runners(algorithm: Any) -> list[str]:
-    """The ids of the nodes on which the env runners are."""
-    group = algorithm.env_runner_group
-    found: list[str] = group.foreach_env_runner(
-        lambda runner: ray.get_runtime_context().get_node_id(), local_env_runner=False
-    )
-    return found
-
-
-def nodes_of_hubs(fleet: Fleet) -> list[str]:
-    """The ids of the nodes on which the hubs are."""
-    actors = {each["Name"]: each for each in ray._private.state.actors().values() if each["State"] == "ALIVE"}
-    return [actors[f"envhub:{fleet.name}:{hub.index}"]["Address"]["NodeID"] for hub in fleet.ls()]
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-def test_learning_goes_on_when_a_node_is_lost_and_another_comes(cluster: Cluster, fleet: Fleet) -> None:
-    with learner(config("ray://sims")) as algorithm:
-        began_s = time.monotonic()
-        returns: list[float] = []
-        cut = 0
-
-        def say(what: str) -> None:
-            print(f"{time.monotonic() - began_s:5.1f} s: {what}")
-
-        def train() -> None:
-            nonlocal cut
-            started_s = time.monotonic()
-            result = algorithm.train()["env_runners"]
-            returns.append(result["episode_return_mean"])
-            cut += int(result["num_cut_episodes"])
-            took_s, used = time.monotonic() - started_s, hubs_of_runners(algorithm)
-            say(
-                f"iteration {len(returns)} took {took_s:.1f} s, return {returns[-1]:.0f}, {cut} cut, env runners {used}"
-            )
-
-        train()
-        assert hubs_of_runners(algorithm) == [{"sims/1"}, {"sims/2"}, {"sims/0"}]
-        runners, hubs = nodes_of_runners(algorithm), nodes_of_hubs(fleet)
-        assert len({*hubs}) == len({*runners}) == RUNNERS
-        own_hubs = dict(zip(runners, [hubs[1], hubs[2], hubs[0]], strict=True))
-        # Rather a node that has the hub of another's env runner: that goes on, and its own one is started again.
-        lost = max(cluster.worker_nodes, key=lambda node: own_hubs[node.node_id] != node.node_id)
-        cluster.remove_node(lost, allow_graceful=False)
-        say(f"env runner {runners.index(lost.node_id) + 1} and hub {hubs.index(lost.node_id)} are lost with their node")
-        while len(fleet.access()) == RUNNERS or algorithm.env_runner_group.num_healthy_remote_workers() == RUNNERS:
-            train()
-        for _ in range(3):
-            train()
-        cluster.add_node(**NODE, resources={"sim": 1})
-        say("a node is added")
-        deadline_s = time.monotonic() + 300
-        while len(fleet.access()) < RUNNERS or algorithm.env_runner_group.num_healthy_remote_workers() < RUNNERS:
-            assert time.monotonic() < deadline_s
-            train()
-        say("all hubs and env runners are up again")
-        for _ in range(5):
-            train()
-        assert len(hubs_of_runners(algorithm)) == RUNNERS
-        assert bool(cut) == (own_hubs[lost.node_id] != lost.node_id)
-        assert sum(returns[-3:]) / 3 > 1.3 * returns[0]

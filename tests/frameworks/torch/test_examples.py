@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
-from envhub_client.private_hub.process import private_hub
-from hubs import kill_worker, lives, serve, wait_until, worker_pid, worker_pids
+from hubs import kill_worker, serve, worker_pid, worker_pids
 
 import envhub
 
@@ -24,8 +21,6 @@ sys.path.append(str(EXAMPLES))
 
 import lerobot_style  # noqa: E402
 import torch_ppo  # noqa: E402
-
-STEPS = 150_000
 
 
 @pytest.fixture(autouse=True)
@@ -90,90 +85,8 @@ def test_an_evaluation_leaves_out_what_a_crash_cut_short() -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_torch_ppo_learns(seed: int) -> None:
-    assert run("torch_ppo.py", "--seed", str(seed)) >= 475
-
-
-class Recorded:
-    """A vector env whose rewards and ends are kept."""
-
-    def __init__(self, envs: Any) -> None:
-        self._envs = envs
-        self.rewards: list[np.ndarray] = []
-        self.ends: list[np.ndarray] = []
-
-    def step(self, actions: Any) -> Any:
-        result = self._envs.step(actions)
-        self.rewards.append(result[1].copy())
-        self.ends.append(result[2] | result[3])
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._envs, name)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(1800)
-def test_torch_ppo_is_the_same_wherever_the_envs_are(tmp_path: Path) -> None:
-    def learned(vector_env: Any) -> tuple[np.ndarray, np.ndarray, list[torch.Tensor]]:
-        envs = Recorded(vector_env)
-        policy = torch_ppo.learn(envs, STEPS, 1)
-        vector_env.close()
-        return np.array(envs.rewards), np.array(envs.ends), [each.detach() for each in policy.parameters()]
-
-    count = torch_ppo.NUM_ENVS
-    factories = [lambda: gymnasium.make("CartPole-v1")] * count
-    with serve(tmp_path, "CartPole-v1") as hub:
-        rewards, ends, weights = learned(gymnasium.vector.SyncVectorEnv(factories))
-        assert len(rewards) * count >= STEPS and ends.sum() > 500
-        for vector_env in (
-            envhub.make_vec("CartPole-v1", count),
-            envhub.make_vec("CartPole-v1", count, hub=hub.tcp, lane="wire"),
-        ):
-            found = learned(vector_env)
-            np.testing.assert_array_equal(found[0], rewards)
-            np.testing.assert_array_equal(found[1], ends)
-            assert all(map(torch.equal, found[2], weights))
-
-
-class Killed:
-    """A vector env in the course of whose steps workers, and once the hub, are killed."""
-
-    def __init__(self, envs: Any, steps: int, others: Collection[int] = ()) -> None:
-        self._envs, self._others = envs, others
-        self._at, self._steps = 0, steps
-        self.kills: list[str] = []
-
-    def step(self, actions: Any) -> Any:
-        self._at += 1
-        if self._at * 8 >= self._steps * (len(self.kills) + 1) and len(self.kills) < 7:
-            if len(self.kills) == 3:
-                hub = psutil.Process(private_hub().pid)
-                hub.kill()
-                assert wait_until(lambda: not lives(hub))
-                self.kills.append("hub")
-            else:
-                kill_worker(worker_pid(self._others))
-                self.kills.append("worker")
-        return self._envs.step(actions)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._envs, name)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(1800)
-def test_torch_ppo_learns_while_six_workers_and_a_hub_are_killed() -> None:
-    others = worker_pids()  # of sessions that nobody has closed
-    vector_env = envhub.make_vec(
-        "CartPole-v1", torch_ppo.NUM_ENVS, num_workers=2, on_hub_loss="recreate", restarts_max=100
-    )
-    envs = Killed(vector_env, STEPS // torch_ppo.NUM_ENVS, others)
-    policy = torch_ppo.learn(envs, STEPS, 1)
-    assert sorted(envs.kills) == ["hub"] + ["worker"] * 6
-    assert torch_ppo.mean_return(vector_env, policy, 50, 10**6) >= 475
-    vector_env.close()
+def test_torch_ppo_learns() -> None:
+    assert run("torch_ppo.py", "--seed", "1") >= 475
 
 
 def test_rows_that_report_a_crash_have_no_part_in_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +103,20 @@ def test_rows_that_report_a_crash_have_no_part_in_the_loss(monkeypatch: pytest.M
     monkeypatch.setattr(torch.Tensor, "split", counting)
     ends = []
 
-    class Watched(Killed):
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(envs, name)
+
         def step(self, actions: Any) -> Any:
             if len(ends) == 3:
                 kill_worker(worker_pid(others))
-            result = self._envs.step(actions)
+            result = envs.step(actions)
             resets = ends[-1][1] if ends else np.zeros(2, bool)
             invalid = result[4].get("_invalid_transition", np.zeros(2, bool))
             ends.append((resets | invalid, result[2] | result[3]))
             return result
 
-    torch_ppo.learn(Watched(envs, 1), 2 * torch_ppo.LENGTH, 1)
+    torch_ppo.learn(Watched(), 2 * torch_ppo.LENGTH, 1)
     envs.close()
     left_out = sum(int(row.sum()) for row, _ in ends)
     assert left_out >= 2 and counted == [2 * torch_ppo.LENGTH - left_out] * torch_ppo.EPOCHS

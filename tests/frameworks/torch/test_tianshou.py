@@ -10,21 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import framework_envs
 import gymnasium
 import numpy as np
 import psutil
 import pytest
-import tianshou.env
-import tianshou_envs
 import torch
-from bounded_env import Bounded
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from hubs import serve, signalled_in_a_wait, stopped, worker_pids
 from same import assert_same
 from telling_env import Telling
 from tianshou.algorithm.algorithm_base import Policy
-from tianshou.data import Batch, Collector, ReplayBuffer, VectorReplayBuffer
-from tianshou.env import BaseVectorEnv, ContinuousToDiscrete, DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
+from tianshou.data import Batch, Collector, VectorReplayBuffer
+from tianshou.env import BaseVectorEnv, ContinuousToDiscrete, DummyVectorEnv, SubprocVectorEnv
 
 import envhub
 from envhub.tianshou import HubVectorEnv, ValidReplayBuffer
@@ -34,16 +32,14 @@ torch.set_num_threads(1)
 NUM_ENVS, STEPS = 4, 400
 HERE = Path(__file__).parent
 FACTORIES: dict[str, Callable[[], gymnasium.Env[Any, Any]]] = {
-    "cartpole": tianshou_envs.cartpole,
-    "pendulum": tianshou_envs.pendulum,
-    "taxi": tianshou_envs.taxi,
-    "kinds": tianshou_envs.Kinds,
+    "cartpole": framework_envs.cartpole,
+    "kinds": framework_envs.Kinds,
 }
 
 
 @pytest.fixture(scope="module")
 def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    named = [f"{name}=tianshou_envs:{factory.__name__}" for name, factory in FACTORIES.items()]
+    named = [f"{name}=framework_envs:{factory.__name__}" for name, factory in FACTORIES.items()]
     with serve(tmp_path_factory.mktemp("hub"), *named, "CartPole-v1", cwd=HERE) as hub:
         yield hub.tcp
 
@@ -86,7 +82,7 @@ def history_of_subproc_vector_env(name: str) -> list[Any]:
 def test_composed_actions_are_taken_as_by_dummy_vector_env(kind: type[gymnasium.Space[Any]], lane: str) -> None:
     parts = [Discrete(5), Box(-1, 1, (2,), np.float64)]
     space = Tuple(parts) if kind is Tuple else Dict(number=parts[0], vector=parts[1])
-    factories = [functools.partial(tianshou_envs.Composed, space)] * 3
+    factories = [functools.partial(framework_envs.Composed, space)] * 3
     with (
         contextlib.closing(HubVectorEnv(factories, lane=lane)) as ours,
         contextlib.closing(DummyVectorEnv(factories)) as theirs,
@@ -103,15 +99,12 @@ def test_composed_actions_are_taken_as_by_dummy_vector_env(kind: type[gymnasium.
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", ["private hub", pytest.param("messages", marks=pytest.mark.chaos), "tcp"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.chaos if name in ("pendulum", "taxi") else ()) for name in FACTORIES]
-)
+@pytest.mark.parametrize("way", ["private hub", "tcp"])
+@pytest.mark.parametrize("name", FACTORIES)
 def test_results_are_those_of_subproc_vector_env(name: str, way: str, tcp: str) -> None:
     factories = [FACTORIES[name]] * NUM_ENVS
     makes: dict[str, Callable[[], HubVectorEnv]] = {
         "private hub": lambda: HubVectorEnv(factories),
-        "messages": lambda: HubVectorEnv(factories, lane="wire"),
         "tcp": lambda: HubVectorEnv(name, NUM_ENVS, hub=tcp),
     }
     with contextlib.closing(makes[way]()) as ours:
@@ -145,7 +138,7 @@ ASKED: dict[str, Callable[[BaseVectorEnv, Any], Any]] = {
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[BaseVectorEnv, BaseVectorEnv]]:
     with contextlib.ExitStack() as stack:
-        made = [kind([tianshou_envs.Kinds] * NUM_ENVS) for kind in (HubVectorEnv, SubprocVectorEnv)]
+        made = [kind([framework_envs.Kinds] * NUM_ENVS) for kind in (HubVectorEnv, SubprocVectorEnv)]
         for envs in made:
             stack.callback(envs.close)
             envs.reset()
@@ -153,7 +146,7 @@ def both() -> Iterator[tuple[BaseVectorEnv, BaseVectorEnv]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("ids", [None, 2, -1, [3, 0], [1, 1], [], np.array([2, 1])], ids=str)
+@pytest.mark.parametrize("ids", [None, -1, [3, 0], [1, 1], []], ids=str)
 @pytest.mark.parametrize("asked", [asked for asked in ASKED if asked != "rendered"])
 def test_attributes_are_those_of_subproc_vector_env(
     both: tuple[BaseVectorEnv, BaseVectorEnv], asked: str, ids: Any
@@ -167,20 +160,10 @@ def test_method_as_an_attribute_is_called_in_the_hub(both: tuple[BaseVectorEnv, 
     assert [method(2, plus=1) for method in methods] == [7, 7]
 
 
-def test_frames_are_those_of_subproc_vector_env() -> None:
-    factories = [tianshou_envs.Draws] * 2
-    frames = []
-    for kind in (HubVectorEnv, SubprocVectorEnv):
-        with contextlib.closing(kind(factories)) as envs:
-            envs.reset(seed=4)
-            frames.append(envs.render())
-    assert_same(frames[0], frames[1], "frames")
-
-
 def test_env_that_seeds_itself_is_seeded_so() -> None:
     with (
-        contextlib.closing(HubVectorEnv([tianshou_envs.Seeded] * 3)) as ours,
-        contextlib.closing(SubprocVectorEnv([tianshou_envs.Seeded] * 3)) as s,
+        contextlib.closing(HubVectorEnv([framework_envs.Seeded] * 3)) as ours,
+        contextlib.closing(SubprocVectorEnv([framework_envs.Seeded] * 3)) as s,
     ):
         assert ours.seed(5) == s.seed(5) == [[5], [6], [7]]
 
@@ -188,15 +171,8 @@ def test_env_that_seeds_itself_is_seeded_so() -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_factories_are_counted_in_any_iterable() -> None:
-    factories = (tianshou_envs.Kinds for _ in range(3))
-    with contextlib.closing(HubVectorEnv(factories)) as envs:
-        assert len(envs) == envs.envs.num_envs == 3
-        assert envs.reset()[0].shape[0] == 3
-
-
 def test_arguments_that_are_not_the_users() -> None:
-    factories = [tianshou_envs.Kinds] * 2
+    factories = [framework_envs.Kinds] * 2
     with pytest.raises(TypeError, match="autoreset_mode is not to be given: tianshou"):
         HubVectorEnv(factories, autoreset_mode="Disabled")
     with pytest.raises(ValueError, match="num_envs=1 and 2 factories"):
@@ -218,7 +194,7 @@ def test_arguments_that_are_not_the_users() -> None:
     ],
 )
 def test_errors_leave_the_envs_as_they_are(ask: Callable[[Any], Any], error: type[Exception]) -> None:
-    class Raising(tianshou_envs.Kinds):
+    class Raising(framework_envs.Kinds):
         raising = property(lambda self: 1 // 0)
 
     with contextlib.closing(HubVectorEnv([Raising] * NUM_ENVS)) as envs:
@@ -233,7 +209,7 @@ def test_errors_leave_the_envs_as_they_are(ask: Callable[[Any], Any], error: typ
 @pytest.mark.parametrize(("row", "lane"), [(None, "wire"), (1, "auto")])
 def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> None:
     before = worker_pids()
-    with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 3, num_workers=3, lane=lane)) as envs:
+    with contextlib.closing(HubVectorEnv([framework_envs.Sleeps] * 3, num_workers=3, lane=lane)) as envs:
         envs.reset()
         workers = worker_pids() - before
         count = 3 if row is None else 1
@@ -248,7 +224,7 @@ def test_program_goes_on_after_ctrl_c_in_a_step(row: int | None, lane: str) -> N
 
 @pytest.mark.parametrize(("ids", "lane"), [(None, "wire"), ([0, 1], "auto")])
 def test_env_that_raises_ends_the_step_and_a_reset_goes_on(ids: list[int] | None, lane: str) -> None:
-    kinds = [tianshou_envs.Kinds, tianshou_envs.Raises, tianshou_envs.Kinds]
+    kinds = [framework_envs.Kinds, framework_envs.Raises, framework_envs.Kinds]
     with contextlib.closing(HubVectorEnv(kinds, num_workers=3, lane=lane)) as envs:
         for _ in range(2):
             envs.reset()
@@ -279,15 +255,8 @@ def random_policy(envs: BaseVectorEnv) -> Policy:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "wraps",
-    [
-        pytest.param(lambda envs: envs, id="bare"),
-        pytest.param(VectorEnvNormObs, id="normalised", marks=pytest.mark.chaos),
-    ],
-)
-def test_collector_collects_what_it_collects_with_subproc_vector_env(wraps: Callable[[Any], Any], tcp: str) -> None:
-    factories = [tianshou_envs.cartpole] * NUM_ENVS
+def test_collector_collects_what_it_collects_with_subproc_vector_env(tcp: str) -> None:
+    factories = [framework_envs.cartpole] * NUM_ENVS
     makes = [
         lambda: SubprocVectorEnv(factories),
         lambda: HubVectorEnv(factories),
@@ -295,9 +264,8 @@ def test_collector_collects_what_it_collects_with_subproc_vector_env(wraps: Call
     ]
     collected = []
     for make in makes:
-        with contextlib.closing(make()) as made:
-            made.seed(9)
-            envs = wraps(made)
+        with contextlib.closing(make()) as envs:
+            envs.seed(9)
             collector = Collector(random_policy(envs), envs, VectorReplayBuffer(4000, NUM_ENVS))
             collector.reset()
             first = collector.collect(n_step=400, random=True)
@@ -308,28 +276,15 @@ def test_collector_collects_what_it_collects_with_subproc_vector_env(wraps: Call
         assert_same(found, collected[0], "collected")
 
 
-def test_collector_of_one_env_takes_a_replay_buffer() -> None:
-    with contextlib.closing(HubVectorEnv("CartPole-v1", 1)) as envs:
-        collector = Collector(random_policy(envs), envs, ReplayBuffer(100))
-        collector.reset()
-        assert collector.collect(n_step=50, random=True).n_collected_steps == 50
-        assert len(collector.buffer) == 50 and (collector.buffer.info.env_id[:50] == 0).all()
-
-
 # --- what a crash cuts short ------------------------------------------------------------------------------------------
-
-
-def crashing(**options: Any) -> HubVectorEnv:
-    return HubVectorEnv([tianshou_envs.Counts] * 2, num_workers=2, restarts_max=10_000, **options)
 
 
 def cut_steps(buffer: Any) -> np.ndarray:
     return np.flatnonzero(buffer.info.get("invalid_transition", np.zeros(buffer.maxsize, bool)))
 
 
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
-def test_step_that_cut_an_episode_short_is_marked_and_not_drawn(lane: str) -> None:
-    with contextlib.closing(crashing(lane=lane)) as envs:
+def test_step_that_cut_an_episode_short_is_marked_and_not_drawn() -> None:
+    with contextlib.closing(HubVectorEnv([framework_envs.Counts] * 2, num_workers=2, restarts_max=10_000)) as envs:
         buffer = ValidReplayBuffer(2000, 2)
         collector = Collector(random_policy(envs), envs, buffer)
         collector.reset()
@@ -353,7 +308,7 @@ def test_step_that_cut_an_episode_short_is_marked_and_not_drawn(lane: str) -> No
 def test_keywords_of_asynchronous_steps_name_what_is_left() -> None:
     for options in ({"wait_num": 3}, {"timeout": 0.1}):
         with pytest.raises(TypeError, match=r"a step waits for all of its envs. .* send and recv of envhub.make_vec"):
-            HubVectorEnv([tianshou_envs.Kinds] * 2, **options)
+            HubVectorEnv([framework_envs.Kinds] * 2, **options)
 
 
 # --- what runs where --------------------------------------------------------------------------------------------------
@@ -365,7 +320,7 @@ def imports_torch(pid: int) -> bool:
 
 def test_workers_do_not_import_torch() -> None:
     before = worker_pids()
-    factories = [lambda: ContinuousToDiscrete(tianshou_envs.pendulum(), 5)] * 2
+    factories = [lambda: ContinuousToDiscrete(framework_envs.pendulum(), 5)] * 2
     with contextlib.closing(HubVectorEnv(factories)) as envs:
         envs.reset()
         own = worker_pids() - before
@@ -374,15 +329,8 @@ def test_workers_do_not_import_torch() -> None:
         envs.step(np.array([[1], [2]]))
 
 
-def test_factory_that_names_a_module_is_taken() -> None:
-    with contextlib.closing(
-        HubVectorEnv([lambda: tianshou.env.TruncatedAsTerminated(tianshou_envs.cartpole())])
-    ) as envs:
-        envs.reset()
-
-
 def test_env_that_is_named_twice_is_reset_once() -> None:
-    with contextlib.closing(HubVectorEnv([tianshou_envs.Sleeps] * 2)) as envs:
+    with contextlib.closing(HubVectorEnv([framework_envs.Sleeps] * 2)) as envs:
         assert envs.reset([1, 1, 0])[0].tolist() == [[1, 0]] * 3
         assert envs.reset([1, 1])[0].tolist() == [[2, 0]] * 2
         assert envs.reset([0])[0].tolist() == [[2, 0]]
@@ -393,24 +341,11 @@ def test_env_that_is_named_twice_is_reset_once() -> None:
             envs.reset([])
 
 
-def test_tensors_are_actions() -> None:
-    with (
-        contextlib.closing(HubVectorEnv("Pendulum-v1", 2)) as envs,
-        contextlib.closing(HubVectorEnv("Pendulum-v1", 2)) as e,
-    ):
-        actions = torch.tensor([[0.5], [-1.5]], requires_grad=True)
-        found = []
-        for each, taken in ((envs, actions), (e, actions.detach().numpy())):
-            each.seed(1)
-            found.append(each.step(taken))
-        assert_same(found[0], found[1], "tensors")
-
-
 # --- envs that differ -------------------------------------------------------------------------------------------------
 
 
 def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
-    factories = [functools.partial(Bounded, row) for row in range(3)]
+    factories = [functools.partial(framework_envs.Bounded, row) for row in range(3)]
     found = []
     for kind in (SubprocVectorEnv, HubVectorEnv):
         with contextlib.closing(kind(factories)) as envs:
@@ -422,14 +357,13 @@ def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
 
 def of_other_shapes(acts: bool = False, count: int = NUM_ENVS) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
     shapes = [(row + 1,) if acts else None for row in range(count)]
-    return [functools.partial(tianshou_envs.Differs, row, shape) for row, shape in enumerate(shapes)]
+    return [functools.partial(framework_envs.Differs, row, shape) for row, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
-def test_envs_of_other_shapes_and_keys_are_taken_as_by_subproc_vector_env(lane: str) -> None:
+def test_envs_of_other_shapes_and_keys_are_taken_as_by_subproc_vector_env() -> None:
     factories = of_other_shapes()
     with (
-        contextlib.closing(HubVectorEnv(factories, lane=lane)) as ours,
+        contextlib.closing(HubVectorEnv(factories)) as ours,
         contextlib.closing(SubprocVectorEnv(factories)) as theirs,
     ):
         for number, (found, wanted) in enumerate(zip(history(ours, 60), history(theirs, 60), strict=True)):

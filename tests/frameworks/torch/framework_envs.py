@@ -1,15 +1,16 @@
-"""Envs that a hub serves to tianshou."""
+"""Envs that hubs serve to the frameworks."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 
 
 def cartpole() -> gymnasium.Env[Any, Any]:
@@ -24,6 +25,12 @@ def taxi() -> gymnasium.Env[Any, Any]:
     return gymnasium.make("Taxi-v4", max_episode_steps=25)
 
 
+def monitored() -> gymnasium.Env[Any, Any]:
+    from stable_baselines3.common.monitor import Monitor
+
+    return Monitor(cartpole())
+
+
 class Kinds(gymnasium.Env[Any, Any]):
     """Observations in a dict, infos that come and go, and attributes of every kind."""
 
@@ -32,10 +39,21 @@ class Kinds(gymnasium.Env[Any, Any]):
 
     def __init__(self) -> None:
         self.value, self.steps = 3, 0
+        self.lock = threading.Lock()
 
     @property
     def computed(self) -> int:
         return self.value + 1
+
+    @property
+    def raising(self) -> int:
+        raise ValueError("a property that raises")
+
+    def fails(self) -> None:
+        raise RuntimeError("a method that raises")
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([True, self.steps % 2 == 0, True])
 
     def method(self, by: int, plus: int = 0) -> int:
         return self.value * by + plus
@@ -53,6 +71,19 @@ class Kinds(gymnasium.Env[Any, Any]):
         self.steps += 1
         info = {"text": "third", "steps": self.steps} if self.steps % 3 == 0 else {}
         return self._observed(), float(action), self.steps == 7, self.steps % 5 == 0, info
+
+
+class Bounded(gymnasium.Env[Any, Any]):
+    """Its spaces have bounds of its own, and the same shapes as those of others."""
+
+    def __init__(self, row: int) -> None:
+        self.observation_space, self.action_space = Box(-1.0 - row, 1.0 + row, (2,)), Discrete(2 + row)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(2, action, np.float32), 1.0, False, False, {}
 
 
 class Composed(gymnasium.Env[Any, Any]):
@@ -167,3 +198,104 @@ class Differs(Draws):
     def step(self, action: Any) -> Any:
         observation, _, *_ = super().step(action)
         return observation, float(np.sum(action)), self.steps == 3 + self.row, False, {"acted": np.shape(action)}
+
+
+class Images(gymnasium.Env[Any, Any]):
+    """Observations in dicts, an image, and infos; episodes are truncated after five steps."""
+
+    observation_space = Dict(
+        {
+            "position": Box(-9, 9, (2,), np.float32),
+            "image": Box(0, 255, (6, 5, 3), np.uint8),
+            "inner": Dict({"count": Discrete(9)}),
+        }
+    )
+    action_space = Box(-1, 1, (2,), np.float32)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def _observed(self) -> dict[str, Any]:
+        return {
+            "position": self.np_random.uniform(-1, 1, 2).astype(np.float32),
+            "image": self.np_random.integers(0, 256, (6, 5, 3), np.uint8),
+            "inner": {"count": np.int64(self.steps)},
+        }
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observed(), {"taken": np.float32(0)}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return (
+            self._observed(),
+            float(action.sum()),
+            self.steps == 5,
+            self.steps % 5 == 0,
+            {"taken": np.float32(self.steps)},
+        )
+
+
+class Speaks(gymnasium.Env[Any, Any]):
+    """Says in which step of which episode it is, alone or beside a number; each episode has a step more."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, alone: bool = False) -> None:
+        self.observation_space: Any = Text(9) if alone else Dict(said=Text(9), place=Box(-1, 99, (1,), np.float32))
+        self.alone, self.episode, self.steps = alone, 0, 0
+
+    def _observed(self) -> Any:
+        said = f"{self.episode}x{self.steps}"
+        return said if self.alone else {"said": said, "place": np.array([self.steps], np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observed(), 1.0, self.steps > self.episode, False, {}
+
+
+class Lengthens(gymnasium.Env[Any, Any]):
+    """Shows the number of its episode, which is its length in steps but for the first, and of the step in it."""
+
+    observation_space = Box(-1, np.inf, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.episode, self.steps = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.steps = self.episode + 1, 0
+        return np.array([self.episode, 0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if action == 1 and self.steps == 1 and self.episode == 3:
+            raise ArithmeticError("the third episode begins with a 1")
+        observation = np.array([self.episode, self.steps], np.float32)
+        return observation, 1.0, self.steps >= max(2, self.episode), False, {}
+
+
+class Dies(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends its process in the fifth step of every third episode."""
+
+    def __init__(self, env: Any = None) -> None:
+        super().__init__(cartpole() if env is None else env)
+        self.episode = self.taken = 0
+
+    def reset(self, **arguments: Any) -> Any:
+        self.episode, self.taken = self.episode + 1, 0
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        if self.taken == 5 and self.episode % 3 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)

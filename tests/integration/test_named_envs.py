@@ -117,18 +117,6 @@ def test_workers_of_a_private_hub_have_the_interpreter_that_is_asked_for(tmp_pat
     envs.close()
 
 
-def test_workers_of_another_interpreter_import_what_is_in_the_programs_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = environment(tmp_path / "other", *WORKING)
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program/sim_of_this_folder.py").write_text(OTHER_SIM)
-    monkeypatch.chdir(tmp_path / "program")
-    envs = envhub.make_vec("sim_of_this_folder:make", 2, python=folder, length=3)
-    assert envs.get_attr("prefix") == (str(folder),) * 2
-    envs.close()
-
-
 OTHER_SIM = """
 import sys
 import gymnasium

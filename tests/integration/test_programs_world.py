@@ -120,7 +120,6 @@ FLAGS = [
     ("-O", "-W", "error::DeprecationWarning"),
     ("-X", "dev", "-W", "ignore::UserWarning", "-W", "default"),
     ("-I", "-E", "-s", "-W", "ignore", "-X", "faulthandler"),
-    *(pytest.param(each, marks=pytest.mark.chaos) for each in ((), ("-OO", "-b", "-X", "utf8"), ("-W", "error", "-B"))),
 ]
 
 
@@ -263,31 +262,6 @@ def test_levels_of_loggers_and_filters_of_warnings_are_the_programs(tmp_path: Pa
     assert seen == [own, own]
 
 
-@pytest.mark.long
-def test_filter_of_a_class_that_no_worker_has_imported_does_not_import_its_module(tmp_path: Path) -> None:
-    (tmp_path / "slow_library.py").write_text("print('imported')\nclass SlowWarning(UserWarning):\n    pass\n")
-    program = f"""
-import json, sys, warnings
-sys.path += {[SUPPORT, str(tmp_path)]}
-import envhub, sims, slow_library
-warnings.filterwarnings("error", category=slow_library.SlowWarning)
-
-class Late(sims.Counter):
-    def seen(self):
-        before = "slow_library" in sys.modules
-        found = __import__("slow_library").SlowWarning
-        try:
-            warnings.warn("x", found)
-        except found:
-            return before, "raised"
-
-envs = envhub.make_vec(Late, 1)
-print(json.dumps(envs.call("seen")[0]))
-envs.close()
-"""
-    assert printed(run(tmp_path, program)) == [False, "raised"]
-
-
 # --- worker_setup -----------------------------------------------------------------------------------------------------
 
 
@@ -390,18 +364,6 @@ def test_served_hub_sets_its_workers_up_as_its_operator_says(tmp_path: Path) -> 
                     envhub.make_vec(name, 1, hub=address, worker_setup=foreign)
 
 
-@pytest.mark.long
-def test_hub_that_takes_factories_takes_a_worker_setup(tmp_path: Path) -> None:
-    environ = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
-    binds = ["tcp://127.0.0.1:0"]
-    needy = "needy=test_programs_world:Needy"
-    with serve(tmp_path, needy, "--allow-factories", binds=binds, environ=environ) as hub:
-        for setup in (set_worker_up, "test_programs_world:set_worker_up"):
-            envs = envhub.make_vec("needy", 1, hub=hub.tcp, worker_setup=setup)
-            assert envs.get_attr("set_up")[0][:2] == (1, "raise")
-            envs.close()
-
-
 # --- modules that have no name in a worker ----------------------------------------------------------------------------
 
 LOADED = """
@@ -459,34 +421,6 @@ def test_modules_that_were_loaded_from_files_travel_by_value(tmp_path: Path) -> 
     assert told == [[["mine", length]] * 2 for length in (million, 5, million, 3, million, 7)]
     assert set_up == ["mine"]
     assert registered == []
-
-
-IMPORTLIB_TEST = """
-import envhub, sims
-
-class Mine(sims.Counter):
-    def told(self):
-        return WORD
-
-WORD = "told"
-
-def test_env_of_a_test_module():
-    for module_of in (Mine, lambda: Mine()):
-        envs = envhub.make_vec(module_of, 2)
-        assert envs.call("told") == ("told", "told")
-        envs.close()
-"""
-
-
-@pytest.mark.long
-def test_test_modules_of_pytests_importlib_mode_travel_by_value(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "test_same_name.py").write_text(IMPORTLIB_TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", str(tmp_path)]
-    environ = {**os.environ, "PYTHONPATH": SUPPORT}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environ)
-    assert ran.returncode == 0 and "2 passed" in ran.stdout, ran.stdout
 
 
 @pytest.mark.long

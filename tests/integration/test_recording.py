@@ -23,7 +23,7 @@ import recorded_sims
 import sims
 from hubs import HERE, ServedHub, at_rest, kill_worker, lives, serve, wait_until, worker_processes
 from same import assert_same
-from witness import Witness, about_each, assert_parts_recorded, data_set, play_until_one_crashed
+from witness import Witness, about_each, data_set, play_until_one_crashed
 
 import envhub
 
@@ -36,54 +36,35 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield hub
 
 
-@pytest.mark.parametrize(
-    "mode", ["NextStep", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("SameStep", "Disabled"))]
-)
-@pytest.mark.parametrize("lane", ["embedded", pytest.param("tcp", marks=pytest.mark.long)])
-def test_data_read_back_is_what_the_envs_gave(served: ServedHub, tmp_path: Path, lane: str, mode: str) -> None:
-    options: dict[str, Any] = {"autoreset_mode": mode, "record": tmp_path}
-    if lane == "tcp":
-        envs = envhub.make_vec("parts", NUM_ENVS, hub=served.tcp, **options)
-    else:
-        envs = envhub.make_vec(recorded_sims.Parts, NUM_ENVS, **options)
+@pytest.mark.parametrize("lane", ["private", pytest.param("tcp", marks=pytest.mark.long)])
+def test_data_read_back_is_what_the_envs_gave(served: ServedHub, tmp_path: Path, lane: str) -> None:
+    made: dict[str, Any] = {"env": "parts", "hub": served.tcp} if lane == "tcp" else {"env": recorded_sims.Parts}
     seeds, actions = [5, 6, 7], []
-    envs.reset(seed=seeds)
-    envs.action_space.seed(1)
-    for _ in range(STEPS):
-        actions.append(envs.action_space.sample())
-        _, _, terminations, truncations, _ = envs.step(actions[-1])
-        if mode == "Disabled" and (ended := terminations | truncations).any():
-            envs.reset(options={"reset_mask": ended})
-    envs.close()
+    with contextlib.closing(envhub.make_vec(num_envs=NUM_ENVS, record=tmp_path, **made)) as envs:
+        envs.reset(seed=seeds)
+        for _ in range(STEPS):
+            actions.append(envs.action_space.sample())
+            envs.step(actions[-1])
     assert envs.recorded.dropped == 0 and not envs.recorded.ended
-    assert_parts_recorded(data_set(tmp_path), seeds, actions, mode)
-    folder = envs.recorded.folder
+    found, folder = data_set(tmp_path), envs.recorded.folder
+    env_ids = [about["env_id"] for about in about_each(found)]
+    for env, seed in enumerate(seeds):
+        episode, own = found[env_ids.index(env)], recorded_sims.Parts()
+        steps = [
+            (own.reset(seed=seed)[0],),
+            *(own.step((at[env], x[env])) for at, x in actions[: len(episode.rewards)]),
+        ]
+        assert steps[-1][2] or steps[-1][3]
+        for key, column in episode.observations.items():
+            assert_same(column, np.array([step[0][key] for step in steps]), key)
+        for part, column in enumerate(episode.actions):
+            assert_same(column, np.array([batch[part][env] for batch in actions[: len(column)]]), f"action {part}")
+        for column, name in enumerate(("rewards", "terminations", "truncations"), 1):
+            assert getattr(episode, name).tolist() == [step[column] for step in steps[1:]]
     assert sorted(path.name for path in folder.iterdir()) == ["data", "films", "recording.json"]
     about = json.loads((folder / "recording.json").read_text())
     assert about["env"] == ("parts" if lane == "tcp" else "recorded_sims:Parts")
     assert about["versions"]["gymnasium"] == gymnasium.__version__ and about["episodes"] == envs.recorded.episodes
-
-
-@pytest.mark.long
-def test_factories_are_told_by_their_names_and_arguments(tmp_path: Path) -> None:
-    factories = [partial(recorded_sims.Parts, 7, length=length) for length in (3, 4)]
-    with contextlib.closing(envhub.make_vec(factories, record=str(tmp_path))) as envs:
-        envs.reset(seed=1)
-        envs.step(envs.action_space.sample())
-    about = json.loads((tmp_path / "recording-v0/recording.json").read_text())
-    assert about["env"] == "recorded_sims:Parts"
-    assert about["kwargs"] == [{"raises_at": 7, "length": 3}, {"raises_at": 7, "length": 4}]
-
-
-@pytest.mark.long
-def test_frames_are_compressed_and_read_back_as_they_were(tmp_path: Path) -> None:
-    with contextlib.closing(envhub.make_vec("ALE/Pong-v5", 1, record=tmp_path)) as envs:
-        seen = [envs.reset(seed=3)[0]]
-        seen += [envs.step([action % 6])[0] for action in range(60)]
-    (episode,) = data_set(tmp_path).iterate_episodes()
-    frames = np.concatenate(seen)
-    assert_same(np.asarray(episode.observations), frames, "observations")
-    assert envs.recorded.nbytes < frames.nbytes / 20
 
 
 @pytest.mark.long
@@ -108,16 +89,6 @@ def test_texts_are_recorded_as_they_are(tmp_path: Path, mode: str) -> None:
     assert [each["said"] for each, _ in found] == [["a", *["ä€"] * 4], ["a", *["abcabc"] * 4]]
     assert [acted for _, acted in found] == [["ä€"] * 4, ["abcabc"] * 4]
     assert found[0][0]["at"].tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.long
-def test_two_sessions_have_two_folders(tmp_path: Path) -> None:
-    for _ in range(2):
-        envs = envhub.make_vec(sims.Counter, 2, record=tmp_path)
-        envs.reset()
-        envs.step([1, 1])
-        envs.close()
-    assert [data_set(tmp_path, number).total_steps for number in range(2)] == [2, 2]
 
 
 @pytest.mark.long
@@ -231,18 +202,6 @@ def test_request_that_is_interrupted_once_it_is_sent_ends_the_episode(
     assert (second.actions.tolist(), second.observations[:, 0].tolist()) == ([5], [0, 1])
 
 
-@pytest.mark.long
-def test_a_wait_for_nothing_does_not_cut_episodes(tmp_path: Path) -> None:
-    envs = envhub.make_vec(lambda: sims.Counter(length=4), 2, record=tmp_path)
-    envs.reset()
-    for _ in range(4):
-        with pytest.raises(envhub.NothingPending):
-            envs.step_wait()
-        envs.step([1, 1])
-    envs.close()
-    assert [len(episode.rewards) for episode in data_set(tmp_path)] == [4, 4]
-
-
 # --- whatever ends ----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -276,7 +235,7 @@ def play_and_end(folder: Path, how: str) -> dict[str, Any]:
 @pytest.mark.long
 def test_killed_program_loses_the_episodes_under_way_and_no_others(tmp_path: Path) -> None:
     about = play_and_end(tmp_path, "killed")
-    assert (about["episodes"], about["dropped"]) == (4, 2)
+    assert about["episodes"] >= 4 and about["dropped"] == 2
     assert about["ended"] == "the program ended without closing it"
     for episode in data_set(tmp_path):
         assert episode.observations[:, 0].tolist() == [*range(6)]
@@ -339,9 +298,8 @@ if "envhub_client.recording.process" in " ".join(sys.orig_argv):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.chaos)])
 def test_episodes_count_of_which_a_killed_process_could_not_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(KILLED_AFTER_WRITING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -350,8 +308,7 @@ def test_episodes_count_of_which_a_killed_process_could_not_tell(
     envs.reset()
     for _ in range(60):
         envs.step([1, 1])
-    if not closes:
-        assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended))
+    assert wait_until(lambda: bool(envs.step([1, 1]) and envs.recorded.ended))
     envs.close()
     found, folder = data_set(tmp_path), envs.recorded.folder
     assert envs.recorded.episodes == found.total_episodes > 0 and envs.recorded.ended
@@ -373,19 +330,6 @@ def test_program_is_told_what_was_recorded_before_the_disk_took_no_more(tmp_path
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_recording_ends_at_its_limit_of_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options = envhub.RecordOptions(tmp_path, episodes_max=3)
-    envs = envhub.make_vec(lambda: sims.Counter(length=2), 2, record=options, autoreset_mode="SameStep")
-    envs.reset()
-    for _ in range(20):
-        envs.step([1, 1])
-    envs.close()
-    assert data_set(tmp_path).total_episodes == envs.recorded.episodes == 3
-    assert envs.recorded.ended == "episodes_max=3 is reached"
-    assert "episodes_max=3 is reached" in caplog.text
 
 
 @pytest.mark.long
@@ -423,35 +367,6 @@ def test_recording_ends_at_its_limit_of_bytes(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
-def test_vector_env_is_recorded_as_its_envs_are_used_directly(tmp_path: Path, lane: str) -> None:
-    options: dict[str, Any] = {"vector": True, "num_workers": 2, "lane": lane}
-    envs = envhub.make_vec("CartPole-v1", 4, record=tmp_path, **options)
-    seen, actions = [envs.reset(seed=3)[0]], []
-    envs.action_space.seed(1)
-    ends = []
-    for _ in range(120):
-        actions.append(envs.action_space.sample())
-        observations, _, terminations, truncations, _ = envs.step(actions[-1])
-        seen.append(observations)
-        ends.append(terminations | truncations)
-    envs.close()
-    found = data_set(tmp_path)
-    abouts = about_each(found)
-    assert found.total_episodes == envs.recorded.episodes > 8 and envs.recorded.dropped == 0
-    for env in range(4):
-        step = 0
-        for number in (n for n, about in enumerate(abouts) if about["env_id"] == env):
-            episode = found[number]
-            steps = range(step, step + len(episode.rewards))
-            assert_same(episode.observations, np.array([seen[step][env], *(seen[s + 1][env] for s in steps)]), "seen")
-            assert_same(episode.actions, np.array([actions[s][env] for s in steps]), "actions")
-            assert all(bool(ends[s][env]) == (s == steps[-1]) for s in steps) or abouts[number]["ended"] == "cut"
-            step = steps[-1] + 2  # the one between is the reset
-        assert step >= 120
-
-
-@pytest.mark.long
 def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -470,11 +385,26 @@ def test_what_cannot_be_kept_up_with_is_dropped_in_whole_episodes_and_counted(
         assert np.diff(episode.rewards).tolist() == [1.0] * (len(episode.rewards) - 1)
 
 
+@pytest.mark.long
+def test_process_that_gets_no_cpu_drops_nothing_while_there_is_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envhub_client.recording.observer.HANDED_OVER_S", 0.0)
+    with contextlib.closing(envhub.make_vec(lambda: sims.Counter(length=5), 1, record=tmp_path)) as envs:
+        envs.reset()
+        recorder = recorder_of(envs)
+        recorder.suspend()
+        for _ in range(60):
+            envs.step([1])
+        recorder.resume()
+    assert envs.recorded.dropped == 0 and data_set(tmp_path).total_steps == 50
+
+
 # --- films ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_film_has_a_frame_of_every_observation(tmp_path: Path, mode: str) -> None:
     options = envhub.RecordOptions(tmp_path, film=[1], every=2)
     made = {"render_mode": "rgb_array", "length": 6}

@@ -17,10 +17,6 @@ import envhub
 from envhub.protocol.messages import Hello, Op
 
 
-def files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_connections_have_no_threads_of_their_own(hub: ServedHub) -> None:
     with ExitStack() as opened:
         opened.enter_context(closing(connect(hub.tcp)))
@@ -28,18 +24,6 @@ def test_connections_have_no_threads_of_their_own(hub: ServedHub) -> None:
         for _ in range(8):
             opened.enter_context(closing(connect(hub.tcp)))
         assert len(os.listdir("/proc/self/task")) <= threads
-
-
-def test_close_of_a_connection_closes_its_own_sockets_only(hub: ServedHub) -> None:
-    with closing(connect(hub.tcp)) as stays, closing(connect(hub.tcp)) as other:
-        both = files()
-        other.close()
-        assert wait_until(lambda: files() < both)
-        stays.ask(Op.HELLO, Hello(client="test"))
-        one = files()
-        for _ in range(3):
-            connect(hub.tcp).close()
-        assert wait_until(lambda: files() <= one)
 
 
 def test_program_may_terminate_its_own_contexts(hub: ServedHub) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import minari
 import numpy as np
-import recorded_sims
 from hubs import kill_worker
 from same import assert_same
 
@@ -127,58 +126,3 @@ def play_until_one_crashed(envs: Any) -> None:
     for _ in range(9):
         envs.step([5, 6])
     envs.close()
-
-
-# --- episodes of ``recorded_sims.Parts`` ------------------------------------------------------------------------------
-
-
-def _own_episodes(seed: int, actions: list[Any], mode: str) -> list[Any]:
-    """What one env gives when it is stepped as in a vector env, as (observations, actions, rewards, flags)."""
-    env = recorded_sims.Parts()
-    episodes: list[Any] = []
-
-    def begin(**kwargs: Any) -> None:
-        episodes.append(([env.reset(**kwargs)[0]], [], [], [], []))
-
-    begin(seed=seed)
-    ended = False
-    for action in actions:
-        if ended:
-            begin()
-            ended = False
-            continue
-        for column, value in zip(episodes[-1], (None, action), strict=False):
-            if value is not None:
-                column.append(value)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        episodes[-1][0].append(observation)
-        for column, value in zip(episodes[-1][2:], (reward, terminated, truncated), strict=True):
-            column.append(value)
-        ended = terminated or truncated
-        if ended and mode != "NextStep":
-            begin()
-            ended = False
-    return [episode for episode in episodes if episode[1]]
-
-
-def assert_parts_recorded(found: Any, seeds: list[int], actions: list[Any], mode: str) -> None:
-    """Every env's episodes are there in order, and equal to those of the env itself, the last ones cut."""
-    metadata = about_each(found)
-    for env, seed in enumerate(seeds):
-        own = _own_episodes(seed, [(batch[0][env], batch[1][env]) for batch in actions], mode)
-        mine = [number for number, about in enumerate(metadata) if about["env_id"] == env]
-        assert len(own) == len(mine) > 5
-        assert [metadata[number].get("seed") for number in mine] == [seed, *[None] * (len(own) - 1)]
-        for number, (observations, acted, rewards, terminations, truncations) in zip(mine, own, strict=True):
-            episode = found[number]
-            assert set(episode.observations) == {"image", "at", "x"}
-            for key, column in episode.observations.items():
-                assert_same(column, np.array([each[key] for each in observations]), key)
-            for part, column in enumerate(episode.actions):
-                assert_same(column, np.array([each[part] for each in acted]), f"action {part}")
-            assert_same(episode.rewards, np.array(rewards, np.float64), "rewards")
-            cut = not (terminations[-1] or truncations[-1])
-            assert_same(episode.terminations, np.array(terminations), "terminations")
-            assert_same(episode.truncations, np.array([*truncations[:-1], truncations[-1] or cut]), "truncations")
-            ended = "cut" if cut else "terminated" if terminations[-1] else "truncated"
-            assert metadata[number]["ended"] == ended

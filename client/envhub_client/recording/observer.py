@@ -49,7 +49,7 @@ from envhub_client.recording.process import MESSAGE_BYTES_MAX, claim, give_up, s
 START_S = 60.0  # for the process to import what it needs
 WRITE_S = 60.0  # for it to write what it has, once the recording is closed
 END_S = 5.0  # for it to end then
-HANDED_OVER_S = 1.0  # after this long a batch is handed over though it is not full
+HANDED_OVER_S = 1.0  # after this long a batch is handed over though it is not full, if the process waits for one
 NOTE_CHARACTERS = 300
 PACKAGES = "envhub-rl", "gymnasium", "numpy", "minari"
 
@@ -314,8 +314,14 @@ class StepWriter:
 
     def complete_step(self) -> None:
         self.at += 1
-        if self.at == self._steps or time.monotonic() > self._due_s:
+        if self.at == self._steps:
             self.hand_over()
+        elif time.monotonic() > self._due_s:
+            self.read_answers()
+            # Only to a process that has nothing to do: of one that gets no CPU, few steps would take all batches.
+            if self.records and len(self._free) == BATCHES - 1:
+                self.hand_over()
+            self._due_s = time.monotonic() + HANDED_OVER_S
 
     def hand_over(self) -> None:
         self._is_full = True

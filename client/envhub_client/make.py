@@ -209,11 +209,7 @@ def _checked_num_envs(num_envs: SupportsIndex) -> int:
 def _with_arguments(
     env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]
 ) -> Factory | Sequence[Factory]:
-    """The factories, given these arguments: of all envs, or of each.
-
-    Raises:
-        TypeError: a factory takes no such argument.
-    """
+    """The factories, given these arguments: of all envs, or of each."""
     if not any(each):
         return env
     if callable(env) and len(each) == 1:
@@ -304,7 +300,7 @@ def _by_factories(
     num_envs: int,
     hubs: Hubs | None,
     options: SessionOptions,
-    vector: bool = False,
+    vector: bool,
 ) -> HubVectorEnv:
     """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
     if vector and not callable(env):
@@ -328,12 +324,7 @@ def _of_rows(make: Make, rows: range) -> Make:
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets.
-
-    Raises:
-        TypeError: one of them is not a text.
-        AddressError: the list is empty.
-    """
+    """The hubs, with keys as secrets."""
     if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
@@ -348,38 +339,31 @@ def _vector_env(
     hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, origin: Origin
 ) -> HubVectorEnv:
     """The vector env of what ``make`` asks for, on one hub or on several."""
-    session_of = partial(_session, hubs, make, num_envs, options)
     if not isinstance(options.record, RecordOptions):
-        return HubVectorEnv(session_of(HubVectorEnv.__name__), origin)
+        return HubVectorEnv(_session(hubs, make, num_envs, options), origin)
     if sys.platform == "linux":
         from envhub_client.recording.observer import check_packages, record
 
         check_packages(bool(options.record.film))
-        envs = HubVectorEnv(session_of(HubVectorEnv.__name__), origin)
+        envs = HubVectorEnv(_session(hubs, make, num_envs, options), origin)
         record(envs, options.record, origin)
         return envs
     else:  # noqa: RET505  # for mypy, which leaves out what is for another system
         raise ValueError(only_linux("record="))
 
 
-def _session(
-    hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, class_name: str
-) -> VectorSession:
-    """The session of a vector env of this class, on one hub or on several.
-
-    Raises:
-        ValueError: an option for several hubs comes with one.
-    """
+def _session(hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions) -> VectorSession:
+    name = HubVectorEnv.__name__
     for_several = options.split is not None or options.hub_index is not None or options.on_hub_loss == "redistribute"
     if isinstance(hubs, tuple) and len(hubs) == 1 and not for_several:
         (hubs,) = hubs
     if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
-        return FederatedSession(class_name, PartsOpener(partial(all_members, hubs), make, options), num_envs)
+        return FederatedSession(name, PartsOpener(partial(all_members, hubs), make, options), num_envs)
     if for_several:
         raise ValueError("split, hub_index and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
     if options.on_hub_loss == "recreate":
-        return FederatedSession(class_name, OnlyHub(hubs, make(range(num_envs)), options), num_envs)
-    return Session(class_name, hubs, make(range(num_envs)), options)
+        return FederatedSession(name, OnlyHub(hubs, make(range(num_envs)), options), num_envs)
+    return Session(name, hubs, make(range(num_envs)), options)
 
 
 _KEYWORDS = (

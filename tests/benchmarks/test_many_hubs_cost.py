@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pytest
 from envhub_client.tools.bench import ServedHub, served_hub
-from side_by_side.delay_relay import relayed
 from side_by_side.workloads import entry
 from turns import TURNS
 
@@ -114,35 +113,6 @@ def test_steps_over_several_hubs_next_to_one(env: str, lane: str) -> None:
         tell(f"a step of 64 {env}, lane {lane}", in_turns(ways), "ms", 1e3)
 
 
-def half_batches(envs: envhub.HubVectorEnv, turns: int) -> float:
-    """Seconds for each step of all envs, where half of them are received and sent at a time."""
-    half = envs.num_envs // 2
-    envs.send(np.zeros(envs.num_envs, np.int64))
-    began_s, count = time.perf_counter(), 0
-    while count < turns * envs.num_envs:
-        env_ids = envs.recv(half)[-1]
-        count += len(env_ids)
-        envs.send(np.zeros(len(env_ids), np.int64), env_ids)
-    seconds = time.perf_counter() - began_s
-    envs.recv()
-    return seconds * envs.num_envs / count
-
-
-@pytest.mark.parametrize("delay_ms", [0.0, 0.2, 1.0, 5.0])
-def test_waiting_envs_behind_delays_next_to_the_ideal(delay_ms: float) -> None:
-    with hubs(2, entry("wait_5ms")) as served, ExitStack() as stack:
-        addresses = [hub.tcp for hub in served]
-        if delay_ms:
-            addresses = [stack.enter_context(relayed(address, delay_ms / 1e3)) for address in addresses]
-        ways: dict[str, Callable[[], float]] = {"ideal": lambda: 0.005 + 2 * delay_ms / 1e3}
-        for count in (1, 2):
-            how = {"workers": 8 // count, "lane": "wire"}
-            envs = stack.enter_context(made("wait_5ms", 8, addresses[:count], **how))
-            ways[f"step, {count} hubs"] = partial(stepped, envs, 40)
-            ways[f"half batches, {count} hubs"] = partial(half_batches, envs, 40)
-        tell(f"a step of 8 envs of 5 ms, {delay_ms:g} ms each way", in_turns(ways), "ms", 1e3)
-
-
 def train(address: str, begin: Any, counts: Any) -> None:
     """Step 8 CartPoles from ``begin`` on for ``TRAINED_S`` seconds, and put the number of steps into ``counts``."""
     with made(CARTPOLE, ENVS_EACH, [address], lane="wire") as envs:
@@ -180,34 +150,3 @@ def test_requests_of_many_trainers_over_one_hub_and_two() -> None:
                     f"\n{trainers} trainers over {count} hubs: {rate:.0f} requests a second, and "
                     f"{1e6 * each_s:.0f} us of the hubs' CPU for each"
                 )
-
-
-@pytest.mark.parametrize("lane", ["wire", "auto"])
-def test_step_of_images_that_are_made_again_after_a_loss(lane: str) -> None:
-    with hubs(1, entry("images")) as served, ExitStack() as stack:
-        address = served[0].tcp if lane == "wire" else served[0].ipc
-        ways: dict[str, Callable[[], float]] = {}
-        for policy in ("raise", "recreate"):
-            envs = stack.enter_context(made("images", 64, [address], 2, lane=lane, on_hub_loss=policy))
-            ways[policy] = partial(stepped, envs, STEPS)
-        tell(f"a step of 64 images, on_hub_loss, lane {lane}", in_turns(ways), "ms", 1e3)
-
-
-def test_making_resetting_and_closing_over_eight_hubs() -> None:
-    measured: dict[str, list[float]] = {}
-    with hubs(8, CARTPOLE) as served, ExitStack() as stack:
-        slow = [stack.enter_context(relayed(hub.tcp, 0.02)) for hub in served]
-        for _ in range(TURNS):
-            for name, addresses in (("no delay", [hub.tcp for hub in served]), ("20 ms each way", slow)):
-                for count in (1, 8):
-                    marks = [time.perf_counter()]
-                    split = [1] * count if count > 1 else None
-                    envs = envhub.make_vec(CARTPOLE, count, hub=addresses[:count], split=split, lane="wire")
-                    marks.append(time.perf_counter())
-                    envs.reset(seed=0)
-                    marks.append(time.perf_counter())
-                    envs.close()
-                    marks.append(time.perf_counter())
-                    for what, seconds in zip(("make", "reset", "close"), np.diff(marks).tolist(), strict=True):
-                        measured.setdefault(f"{what}, {count} hubs, {name}", []).append(seconds)
-    tell("making, resetting and closing", measured, "ms", 1e3)

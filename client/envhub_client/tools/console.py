@@ -131,22 +131,17 @@ def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport
 def _report(deadline: Deadline, hub: Member) -> HubReport:
     shown = hub.name, addresses.written(hub.address)
     try:
-        with Client(hub.address, _left_s(deadline)) as client:
+        with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
             return _answer(client, deadline, *shown)
     except EnvHubError as error:
         return HubReport(*shown, why=str(error))
 
 
-def _left_s(deadline: Deadline) -> float:
-    return max(round(deadline.left_s(), 1), 0.1)
-
-
 def _answer(client: Client, deadline: Deadline, name: str, address: str) -> HubReport:
     before, began_s = client.stats(), time.monotonic()
     time.sleep(min(RATE_S, deadline.left_s() / 2))
-    client.timeout = _left_s(deadline)
+    client.timeout = max(round(deadline.left_s() / 2, 1), 0.1)  # for each of two questions
     counters, rate_s = client.stats(), time.monotonic() - began_s
-    client.timeout = _left_s(deadline)
     health, capacity = client.health(), counters["capacity"]
     return HubReport(
         name,
@@ -196,21 +191,15 @@ class _Bar(logging.Handler):
             self._progress.console.print(printable(record.getMessage()), markup=False, soft_wrap=True)
 
 
-def counting_bar(console: Console, text: str = "{task.description}") -> Progress:
-    """A bar with a count, gone when it has stopped. Its caller refreshes it.
-
-    A thread of its own would do that, too; but a program that forks meanwhile, as ``AsyncVectorEnv`` does, may hang.
-    """
-    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=console, auto_refresh=False, transient=True)
-
-
 @contextlib.contextmanager
 def making_bar(console: Console) -> Iterator[None]:
     """Show a bar, on a console of its own, whenever a hub that makes envs takes more than a second."""
     logger = logging.getLogger("envhub")
     level = logger.level
-    progress = counting_bar(console)
+    # It is refreshed by the records: a thread of its own would keep a program that forks meanwhile, as
+    # ``AsyncVectorEnv`` does, from going on.
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
     bar = _Bar(progress)
     logger.addHandler(bar)
     logger.setLevel(min(level or logging.INFO, logging.INFO))

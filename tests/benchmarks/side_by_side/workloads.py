@@ -27,40 +27,30 @@ class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
 
     action_space = spaces.Discrete(4)
 
-    def __init__(
-        self, least_s: float = 0.0, most_s: float = 0.0, spend: Callable[[float], None] = compute, image: bool = False
-    ) -> None:
-        """Spend ``least_s`` to ``most_s`` seconds on each step, at random; observe 84 x 84 x 4 bytes, or 8 numbers."""
+    def __init__(self, seconds: float = 0.0, spend: Callable[[float], None] = compute, image: bool = False) -> None:
+        """Spend these seconds on each step; observe 84 x 84 x 4 bytes, or 8 numbers."""
         self.observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8) if image else spaces.Box(-1, 1, (8,))
-        self._least_s, self._most_s, self._spend = least_s, most_s, spend
+        self._seconds, self._spend = seconds, spend
         self._observation = self.observation_space.sample()
         self._steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Follow Gymnasium's interface."""
         super().reset(seed=seed)
         self._steps = 0
         return self._observation, {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Spend the time."""
         self._steps += 1
-        if self._most_s:
-            self._spend(self.np_random.uniform(self._least_s, self._most_s))
+        self._spend(self._seconds)
         return self._observation, 1.0, False, self._steps >= EPISODE_STEPS, {}
 
 
 images = partial(Synthetic, image=True)  # as of a stack of Atari's frames, at no cost
-busy = partial(Synthetic, BUSY_S, BUSY_S)
-busy_100us = partial(Synthetic, 0.0001, 0.0001)
-unequal = partial(Synthetic, 0.0001, 0.002)
-# These take no CPU time but wait, as for a simulator behind a socket, on a GPU, or for a robot.
-wait = partial(Synthetic, 0.01, 0.01, time.sleep)
-wait_5ms = partial(Synthetic, 0.005, 0.005, time.sleep)
-wait_2ms = partial(Synthetic, 0.002, 0.002, time.sleep)
-wait_random = partial(Synthetic, 0.0001, 0.02, time.sleep)
+busy = partial(Synthetic, BUSY_S)
+# It takes no CPU time but waits, as for a simulator behind a socket, on a GPU, or for a robot.
+wait = partial(Synthetic, 0.01, time.sleep)
 
 
 def atari() -> gymnasium.Env[Any, Any]:
@@ -69,7 +59,7 @@ def atari() -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(env), 4)
 
 
-OWN = ("images", "busy", "busy_100us", "unequal", "wait", "wait_2ms", "wait_5ms", "wait_random", "atari")
+OWN = ("images", "busy", "wait", "atari")
 
 
 def entry(name: str) -> str:

@@ -31,23 +31,23 @@ GENERATIONS_MAX = 50  # out of 250 seeds tried, none needed more than 6
 
 
 def learn(hub: str | None, seed: int, console: Console, **options: Any) -> float:
-    """Learn until it is solved, or for ``GENERATIONS_MAX`` generations.
+    """Learn, with ``options`` of ``envhub.make_vec``, until it is solved; returns the last mean return.
 
-    Args:
-        hub: where the envs are to be; None is ``ENVHUB_ADDRESS``, else a private hub.
-        seed: of everything that is random, so that the same seed learns the same on every machine.
-        console: where the progress is shown.
-        **options: of ``envhub.make_vec``.
-
-    Returns:
-        The mean return of the last evaluation.
+    Everything that is random is of the seed, which learns the same on every machine.
     """
     envs = envhub.make_vec("CartPole-v1", num_envs=NUM_ENVS, hub=hub, **options)
     rng = np.random.default_rng(seed)
     mean, deviation = np.zeros(4), np.ones(4)
     env_steps, start_s, mean_return, generation = 0, time.monotonic(), 0.0, 0
 
-    with contextlib.closing(envs), progress_bar(console) as progress:
+    bar = (
+        SpinnerColumn(),
+        TextColumn("generation {task.fields[generation]}"),
+        BarColumn(),
+        TextColumn("mean return {task.completed:.1f}"),
+        TextColumn("{task.fields[rate]:,.0f} env-steps/s"),
+    )
+    with contextlib.closing(envs), Progress(*bar, console=console) as progress:
         task = progress.add_task("", total=SOLVED, generation=0, rate=0.0)
         while mean_return <= SOLVED and generation < GENERATIONS_MAX:
             generation += 1
@@ -74,11 +74,9 @@ def learn(hub: str | None, seed: int, console: Console, **options: Any) -> float
 
 
 def play(envs: Any, policies: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Play one episode in every env, in env ``i`` with ``policies[i]``.
+    """Play an episode in every env, in env ``i`` with ``policies[i]``; returns their returns, and the env-steps.
 
-    Returns:
-        The return of every episode, ``(num_envs,)``, and how many env-steps were made. An episode that its env's death
-        cut short says nothing of its policy: its return is ``-inf``.
+    An episode that its env's death cut short says nothing of its policy: its return is ``-inf``.
     """
     observations, _ = envs.reset(seed=int(rng.integers(1 << 31)))
     returns = np.zeros(envs.num_envs)
@@ -95,18 +93,6 @@ def play(envs: Any, policies: np.ndarray, rng: np.random.Generator) -> tuple[np.
             returns[playing & infos["_env_failure"]] = -np.inf
         playing &= ~(terminations | truncations)
     return returns, env_steps
-
-
-def progress_bar(console: Console) -> Progress:
-    """A bar that is full when CartPole is solved."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("generation {task.fields[generation]}"),
-        BarColumn(),
-        TextColumn("mean return {task.completed:.1f}"),
-        TextColumn("{task.fields[rate]:,.0f} env-steps/s"),
-        console=console,
-    )
 
 
 def main() -> None:

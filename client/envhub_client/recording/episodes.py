@@ -142,49 +142,6 @@ class Episode:
     film: Film | None = None
 
 
-class EpisodeCourse:
-    """The course of one env: which of its steps begin and end episodes, of which every n-th is recorded."""
-
-    def __init__(self, mode: str, every: int) -> None:
-        self._mode, self._every = mode, every
-        self.begun = 0  # episodes
-        self.under_way = False  # an episode that is recorded
-        self.resets_next = False  # whether the next step is the reset after an episode
-
-    def follow(self, mark: int, ended: bool) -> tuple[bool, bool, bool]:
-        """Follow a step with this mark, in which a flag is set if it ``ended`` an episode.
-
-        Returns:
-            Whether the episode under way ended before it, whether the step is of this episode, and whether the next
-            episode begins with it.
-        """
-        if mark == StepMark.STILL:
-            return False, False, False
-        cuts = steps = begins = False
-        if mark in (StepMark.RESET, StepMark.BROKEN_OFF, StepMark.MISSED):
-            cuts, begins, self.resets_next = self.under_way, mark == StepMark.RESET, False
-        elif self.resets_next:
-            begins = mark != StepMark.FAILED
-            self.resets_next = not begins
-        else:
-            failed = mark == StepMark.FAILED
-            over, steps = ended or failed, self.under_way
-            self.resets_next = over if self._mode == NEXT_STEP else failed if self._mode == SAME_STEP else False
-            begins = self._mode == SAME_STEP and ended and not failed
-            self.under_way = steps and not over
-        if cuts:
-            self.under_way = False
-        if begins:
-            self.under_way = begins = self.begun % self._every == 0
-            self.begun += 1
-        return cuts, steps, begins
-
-    def miss(self, count: int) -> int:
-        """Count episodes that began in steps that were missed; returns how many of them were to be recorded."""
-        before, self.begun = self.begun, self.begun + count
-        return -(-self.begun // self._every) - -(-before // self._every)
-
-
 class EpisodeCutter:
     """Follows the recorded envs from batch to batch."""
 
@@ -197,7 +154,9 @@ class EpisodeCutter:
         on_frames: Callable[[Episode, np.ndarray], None],
     ) -> None:
         self._env_ids, self._film_of, self._on_frames = env_ids, film_of, on_frames
-        self._courses = [EpisodeCourse(mode, every) for _ in env_ids]
+        self._mode, self._every = mode, every
+        self._begun = [0] * len(env_ids)  # episodes, of which every n-th is recorded
+        self._resets_next = [False] * len(env_ids)  # whether the next step is the reset after an episode
         self._under_way: dict[int, Episode] = {}  # by row
         self.dropped = 0  # episodes that began, and may have ended, in steps that were missed
 
@@ -212,40 +171,51 @@ class EpisodeCutter:
         special = flags | (batch.marks[:steps] != StepMark.STEPPED)
         special[1:] |= special[:-1]  # the step after an episode may be a reset
         special[:1] = True
-        for row, course in enumerate(self._courses):
+        for row in range(len(self._env_ids)):
             at = 0
             for step in np.flatnonzero(special[:, row]).tolist():
                 self._extend(batch, row, slice(at, step))
                 at = step + 1
-                mark, note = int(batch.marks[step, row]), notes.get((step, row))
-                resets_next = course.resets_next
-                cuts, is_step, begins = course.follow(mark, bool(flags[step, row]))
-                if mark == StepMark.MISSED:
-                    self.miss(row, int(note or 0) + resets_next)
-                failure = note if isinstance(note, str) else ""
-                if cuts:
-                    how = "dropped" if mark == StepMark.MISSED else "failed" if failure else "cut"
-                    ended.append(self._end(row, how, failure))
-                if is_step:
-                    self._extend(
-                        batch, row, slice(step, at), is_final=bool(flags[step, row]) and mark != StepMark.FAILED
-                    )
-                    if begins or not course.under_way:
-                        self._under_way[row].flags = batch.terminations[step, row], batch.truncations[step, row]
-                        flagged = "terminated" if batch.terminations[step, row] else "truncated"
-                        ended.append(self._end(row, "failed" if mark == StepMark.FAILED else flagged, failure))
-                if begins:
-                    self._begin(batch, row, step, note if isinstance(note, int) else None)
+                ended += self._follow(batch, row, step, notes.get((step, row)))
             self._extend(batch, row, slice(at, steps))
         return ended
 
+    def _follow(self, batch: StepBatch, row: int, step: int, note: Note | None) -> Iterator[Episode]:
+        """The episode that ends before this step or with it; the next one may begin with it."""
+        mark, terminated = batch.marks[step, row], batch.terminations[step, row]
+        failed, flagged = mark == StepMark.FAILED, bool(terminated or batch.truncations[step, row])
+        failure, begins = note if isinstance(note, str) else "", False
+        if mark == StepMark.STILL:
+            return
+        if mark in (StepMark.RESET, StepMark.BROKEN_OFF, StepMark.MISSED):
+            if mark == StepMark.MISSED:
+                self.miss(row, int(note or 0) + self._resets_next[row])
+            if row in self._under_way:
+                yield self._end(row, "dropped" if mark == StepMark.MISSED else "failed" if failure else "cut", failure)
+            begins, self._resets_next[row] = mark == StepMark.RESET, False
+        elif self._resets_next[row]:
+            begins, self._resets_next[row] = not failed, failed
+        else:
+            begins = self._mode == SAME_STEP and flagged and not failed
+            self._resets_next[row] = {NEXT_STEP: flagged or failed, SAME_STEP: failed}.get(self._mode, False)
+            if row in self._under_way:
+                self._extend(batch, row, slice(step, step + 1), is_final=flagged and not failed)
+                if flagged or failed:
+                    self._under_way[row].flags = terminated, batch.truncations[step, row]
+                    yield self._end(row, "failed" if failed else "terminated" if terminated else "truncated", failure)
+        if begins:
+            if self._begun[row] % self._every == 0:
+                self._begin(batch, row, step, note if isinstance(note, int) else None)
+            self._begun[row] += 1
+
     def miss(self, row: int, count: int) -> None:
-        self.dropped += self._courses[row].miss(count)
+        """Count episodes that began in steps that were missed, of which those drop that were to be recorded."""
+        before, self._begun[row] = self._begun[row], self._begun[row] + count
+        self.dropped += -(-self._begun[row] // self._every) - -(-before // self._every)
 
     def drop_smallest(self) -> Episode:
         """Drop the episode under way with the fewest bytes: else long ones would be recorded more rarely."""
         row = min(self._under_way, key=lambda each: self._under_way[each].nbytes)
-        self._courses[row].under_way = False
         return self._end(row, "dropped")
 
     def end_all(self, how: str) -> list[Episode]:

@@ -21,39 +21,24 @@ IMAGES = "images=side_by_side.workloads:images"
 ENVS = [("CartPole-v1", 1), ("CartPole-v1", 16), ("CartPole-v1", 64), ("ALE/Pong-v5", 16)]
 
 
+PLAIN = ["tcp://127.0.0.1:0"]
+
+
 @pytest.mark.benchmark
-@pytest.mark.parametrize(("env", "num_envs"), ENVS)
-def test_step_with_a_key(tmp_path: Path, env: str, num_envs: int) -> None:
+@pytest.mark.parametrize(("env", "num_envs"), [*ENVS, (IMAGES, 1), (IMAGES, 16), (IMAGES, 64)], ids=str)
+def test_step_with_a_key_and_by_the_proxy_next_to_plain_loopback(tmp_path: Path, env: str, num_envs: int) -> None:
+    """All that keys cost: plain loopback has neither the proxy nor encryption."""
     keys = KeyFolder(tmp_path / "keys")
     keys.make_secret()
     token = admitted(keys, "alice")
     with (
         serve(tmp_path, env, "--keys", str(keys.path)) as guarded,
-        serve(tmp_path, env, "--insecure", binds=["tcp://127.0.0.1:0"]) as plain,
+        serve(tmp_path, env, "--insecure", binds=PLAIN) as proxied,
+        serve(tmp_path, env, binds=PLAIN) as plain,
     ):
-        with_key = address_of(token, guarded.tcp)
-        compare(env, num_envs, {"without a key": plain.tcp, "with a key": with_key})
-
-
-@pytest.mark.benchmark
-@pytest.mark.parametrize(("env", "num_envs"), [("CartPole-v1", 16), (IMAGES, 1), (IMAGES, 16), (IMAGES, 64)], ids=str)
-def test_step_with_a_key_next_to_plain_loopback(tmp_path: Path, env: str, num_envs: int) -> None:
-    """All that keys cost: plain loopback has neither the proxy nor encryption."""
-    keys = KeyFolder(tmp_path / "keys")
-    keys.make_secret()
-    token = admitted(keys, "alice")
-    binds = ["tcp://127.0.0.1:0"]
-    with serve(tmp_path, env, "--keys", str(keys.path)) as guarded, serve(tmp_path, env, binds=binds) as plain:
-        with_key = address_of(token, guarded.tcp)
-        compare(env.partition("=")[0], num_envs, {"on plain loopback": plain.tcp, "with a key": with_key})
-
-
-@pytest.mark.benchmark
-@pytest.mark.parametrize(("env", "num_envs"), ENVS)
-def test_step_by_the_proxy(tmp_path: Path, env: str, num_envs: int) -> None:
-    binds = ["tcp://127.0.0.1:0"]
-    with serve(tmp_path, env, binds=binds) as direct, serve(tmp_path, env, "--insecure", binds=binds) as proxied:
-        compare(env, num_envs, {"directly": direct.tcp, "by the proxy": proxied.tcp})
+        name, with_key = env.partition("=")[0], address_of(token, guarded.tcp)
+        compare(name, num_envs, {"on plain loopback": plain.tcp, "with a key": with_key})
+        compare(name, num_envs, {"on plain loopback": plain.tcp, "by the proxy": proxied.tcp})
 
 
 def compare(env: str, num_envs: int, addresses: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ from envhub_client.tools import bench
 from envhub_client.tools.bench import ASYNC, PRIVATE, SYNC, TCP, Result, ServedHub, served_hub
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from side_by_side.echo import ECHO, ONE_WAY, nbytes, yardsticks
-from side_by_side.workloads import BUSY_S, busy, entry, images
+from side_by_side.workloads import entry, images
 
 import envhub
 from envhub.arena.layout import RESULT_BYTES
@@ -32,31 +32,12 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 REPEATS = 5
 SECONDS = 1.0
 CPUS = len(os.sched_getaffinity(0))
-HEAVY_ENVS = 16
 IDLE_SESSIONS, IDLE_S = 8, 10.0
-
-# A worker's share of heavy envs, stepped by itself as often as it can: so many steps in so many seconds.
-OWN_RATE = """
-import sys, time
-from side_by_side.workloads import busy
-envs = [busy() for _ in range(int(sys.argv[1]))]
-for env in envs:
-    env.reset()
-print("ready", flush=True)
-sys.stdin.readline()
-end_s, steps = time.perf_counter() + float(sys.argv[2]), 0
-while time.perf_counter() < end_s:
-    for env in envs:
-        if env.step(0)[3]:
-            env.reset()
-        steps += 1
-print(steps)
-"""
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[ServedHub]:
-    with served_hub("CartPole-v1", entry("images"), entry("busy")) as running:
+    with served_hub("CartPole-v1", entry("images")) as running:
         yield running
 
 
@@ -146,55 +127,6 @@ def test_images(hub: ServedHub) -> None:
     steps, messages = bench.rate(found[TCP]) / 64, bench.rate(found[ONE_WAY]) / 64
     detail = f"{steps * reply * 64 / 1e9:.2f} to {messages * reply * 64 / 1e9:.2f} GB/s"
     told("tcp, 64 image envs, to raw pyzmq one way", ">= 0.75", steps / messages, detail)
-
-
-def test_heavy_envs() -> None:
-    workers = CPUS
-    share = -(-HEAVY_ENVS // workers)
-    with contextlib.closing(envhub.make_vec([busy] * HEAVY_ENVS, num_workers="auto")) as envs:
-        envs.reset(seed=1)
-        actions = np.zeros(HEAVY_ENVS, np.int64)
-        ratios = []
-        for _ in range(REPEATS):
-            own = own_rate(workers, share)
-            begun_s, steps = time.perf_counter(), 0
-            while time.perf_counter() - begun_s < SECONDS:
-                envs.step(actions)
-                steps += HEAVY_ENVS
-            ratios.append(steps / (time.perf_counter() - begun_s) / own)
-        detail = f"{envs.num_workers} workers, env of {BUSY_S * 1e3:g} ms"
-    told(f"{HEAVY_ENVS} heavy envs to the workers' own rates", ">= 0.93", float(np.median(ratios)), detail)
-
-
-def own_rate(workers: int, share: int) -> float:
-    """The steps that so many processes take in a second, each alone with its share of the envs, all at once."""
-    command = [sys.executable, "-c", OWN_RATE, str(share), str(SECONDS)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(workers)
-    ]
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    return sum(int(process.communicate()[0]) for process in processes) / SECONDS
-
-
-def test_tail_with_as_many_workers_as_cores() -> None:
-    with contextlib.closing(envhub.make_vec("CartPole-v1", 64, num_workers=CPUS)) as envs:
-        envs.reset(seed=1)
-        envs.action_space.seed(1)
-        batches = [envs.action_space.sample() for _ in range(16)]
-        for number in range(500):
-            envs.step(batches[number % 16])
-        seconds = []
-        for number in range(5000):
-            begun_s = time.perf_counter()
-            envs.step(batches[number % 16])
-            seconds.append(time.perf_counter() - begun_s)
-    p50, p99 = np.percentile(seconds, [50, 99])
-    told("p99 to p50, 64 envs, workers = cores", "<= 4", p99 / p50, f"{p50 * 1e6:.0f} and {p99 * 1e6:.0f} µs")
 
 
 def test_idle_sessions(hub: ServedHub) -> None:

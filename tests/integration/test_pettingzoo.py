@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import other_sims
 import pytest
 import team_envs
 from gymnasium.error import ResetNeeded
@@ -41,7 +40,7 @@ def made(name: str, lane: str, teams: ServedHub, **options: Any) -> HubParallelE
 
 
 def alone_of(name: str) -> Any:
-    return {"team": team_envs.Team, "numbers": team_envs.by_number, "zombies": other_sims.zombies}[name]
+    return {"team": team_envs.Team, "numbers": team_envs.by_number}[name]
 
 
 def equal(found: Any, expected: Any) -> bool:
@@ -91,13 +90,6 @@ def played(env: Any, factory: Any, episodes: int = 2) -> int:
 def test_env_is_equal_to_itself_in_a_plain_loop(name: str, lane: str, teams: ServedHub) -> None:
     with closing(made(name, lane, teams)) as env:
         assert played(env, name) == 2 * team_envs.LENGTH
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["shared", "tcp"])
-def test_knights_archers_zombies_is_equal_to_itself_in_a_plain_loop(lane: str, teams: ServedHub) -> None:
-    with closing(made("zombies", lane, teams)) as env:
-        assert played(env, "zombies") > 50
 
 
 @pytest.mark.parametrize(
@@ -225,16 +217,6 @@ def test_exception_of_the_env_is_raised_and_a_reset_goes_on(teams: ServedHub) ->
         with pytest.raises(RuntimeError, match="the team is lost"):
             steps_until_end(env, env.reset(seed=2)[0])
         assert env.agents == []
-        env.hub_env.set_wrapper_attr("raises_at", -1)
-        assert played(env, "team") == 2 * team_envs.LENGTH
-
-
-def test_exception_of_the_env_truncates_the_living_agents_where_the_policy_says_so(teams: ServedHub) -> None:
-    with closing(made("team", "shared", teams, on_exception="truncate")) as env:
-        env.hub_env.set_wrapper_attr("raises_at", 2)
-        *_, (_, _, _, truncations, infos) = steps_until_end(env, env.reset(seed=2)[0])
-        assert truncations == {"scout": True, "guard": True, "quitter": True}
-        assert infos["guard"]["env_failure"].cause == "exception" and infos["guard"]["invalid_transition"]
         env.hub_env.set_wrapper_attr("raises_at", -1)
         assert played(env, "team") == 2 * team_envs.LENGTH
 

@@ -44,7 +44,7 @@ KEYWORDS = [each.name for options in (FaultOptions, HostingOptions, EnvFailure) 
 # Where the blocks with a mark run; a block without one runs in ``tests/integration/test_readme.py``.
 MARKS = {
     "python torch": "tests/frameworks/torch/test_framework_examples.py",
-    "python rllib": "tests/frameworks/rllib/test_rllib_pages.py",
+    "python rllib": "tests/frameworks/rllib/test_rllib.py",
     "python rllib-fleet": "tests/frameworks/rllib/test_rllib_fleets.py",
     "python old": "tests/integration/test_readme.py",
     "python slurm": "tests/integration/test_fleets.py",

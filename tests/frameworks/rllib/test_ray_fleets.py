@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -246,14 +245,6 @@ def test_program_of_the_page_runs(cluster: Cluster) -> None:
 
 
 @pytest.mark.chaos
-def test_second_fleet_of_a_name_is_refused(fleet: Fleet) -> None:
-    before = fleet.ls()
-    with pytest.raises(AddressError, match="is up as 'sims' already"):
-        Fleet.up("sims", ["CartPole-v1"])
-    assert fleet.ls() == before
-
-
-@pytest.mark.chaos
 def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cluster) -> None:
     fleet = Fleet.up("wide", ["CartPole-v1"], hubs=3, cpus_per_hub=2, timeout=120)
     try:
@@ -272,32 +263,6 @@ def test_lost_node_is_replaced_by_another_and_a_new_node_takes_a_hub(cluster: Cl
         fleet.down()
     assert fleets() == serving_processes() == []
     assert not [*folders().iterdir()]
-
-
-def wheel(folder: Path) -> Path:
-    """Make a package of an env, which is installed nowhere."""
-    path = folder / "wheel_sims-1.0-py3-none-any.whl"
-    about = "wheel_sims-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("wheel_sims.py", "import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
-        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: wheel-sims\nVersion: 1.0\n")
-        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{about}/RECORD", "")
-    return path
-
-
-@pytest.mark.chaos
-def test_envs_of_packages_that_ray_installs_are_served(cluster: Cluster, tmp_path: Path) -> None:
-    variables = {"OMP_NUM_THREADS": "3", "SIM_DATA": "/data"}
-    runtime_env = {"pip": {"packages": [str(wheel(tmp_path))], "pip_check": False}, "env_vars": variables}
-    fleet = Fleet.up("wheeled", ["one=wheel_sims:make"], runtime_env=runtime_env, timeout=200)
-    try:
-        environ = psutil.Process(fleet.ls()[0].pid).environ()
-        assert {name: environ.get(name) for name in variables} == variables
-        with contextlib.closing(envhub.make_vec("one", 2, hub="ray://wheeled")) as envs:
-            envs.reset(seed=1)
-    finally:
-        fleet.down()
 
 
 def test_hub_that_ray_cannot_start_is_an_error(cluster: Cluster) -> None:

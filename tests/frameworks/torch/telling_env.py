@@ -1,4 +1,4 @@
-"""An env whose infos have values of many kinds; it runs with Gymnasium 0.29, too."""
+"""An env whose infos have values of many kinds."""
 
 import gymnasium
 import numpy as np
@@ -33,11 +33,3 @@ class Telling(gymnasium.Env):
 
     def _shown(self):
         return np.array([self.place, self.at + 100 * self.episode], np.float32)
-
-
-def played(envs, num_envs, steps=14):
-    """What a reset and ``steps`` steps return."""
-    results = [envs.reset(seed=3)]
-    for _ in range(steps):
-        results.append(envs.step(np.arange(num_envs) % 3))
-    return results

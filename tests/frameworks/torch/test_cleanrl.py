@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import pickle
-import subprocess
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +12,11 @@ import pytest
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorRecordEpisodeStatistics
 from hubs import kill_worker, serve, worker_pid, worker_pids
-from telling_env import Telling, played
+from telling_env import Telling
 
 import envhub
 
 NUM_ENVS = 3
-OLD = """
-import pickle, sys
-sys.path.insert(0, sys.argv[1])
-import gymnasium
-from telling_env import Telling, played
-assert gymnasium.__version__ == "0.29.1"
-envs = gymnasium.vector.AsyncVectorEnv([lambda place=place: Telling(place) for place in range(3)])
-with open(sys.argv[2], "wb") as file:
-    pickle.dump(played(envs, 3), file)
-envs.close()
-"""
 
 
 def legacy(**options: Any) -> Any:
@@ -84,21 +69,6 @@ def test_layout_is_the_older_one() -> None:
     wanted |= {"kind": kind, "_kind": ~only & ~others}
     assert_same(infos, wanted)
     envs.close()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_results_are_those_of_gymnasium_0_29(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    python, file = str(tmp_path / "venv" / "bin" / "python"), tmp_path / "results"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "gymnasium==0.29.1", "numpy<2"], check=True)
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([python, "-c", OLD, str(Path(__file__).parent), str(file)], check=True, env=clean)
-    wanted = pickle.loads(file.read_bytes())
-    for options in ({"num_workers": 1}, {"num_workers": NUM_ENVS, "lane": "wire"}):
-        envs = legacy(**options)
-        assert_same(played(envs, NUM_ENVS), wanted)
-        envs.close()
 
 
 def returns_of_ppo(envs: Any, steps: int) -> list[float]:

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import kill_worker, serve, worker_processes
 from skrl.agents.torch.dqn import DQN, DQN_CFG
 from skrl.envs.wrappers.torch import Wrapper, wrap_env
@@ -112,14 +112,3 @@ def test_infos_tell_of_an_episode_that_a_crash_cut_short(mode: str) -> None:
         assert (observations[row].abs() <= 0.05).all() and rewards[row] == 0 and not (terminated | truncated)[row]
         _, rewards, _, _, infos = envs.step(actions)
         assert (rewards == 1).all() and "invalid_transition" not in infos
-
-
-def test_vector_envs_of_every_class_are_known_to_skrl() -> None:
-    factories = [lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS
-    for make in (envhub.AsyncVectorEnv, envhub.make_vec):
-        envs = make(factories)
-        try:
-            assert isinstance(wrap_env(envs), GymnasiumWrapper)
-        finally:
-            envs.close()
-    assert VectorEnv in envhub.HubVectorEnv.__bases__  # at which skrl looks

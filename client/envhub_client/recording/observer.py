@@ -318,7 +318,7 @@ class StepWriter:
             self.hand_over()
         elif time.monotonic() > self._due_s:
             self.read_answers()
-            # Only to a process that has nothing to do: of one that gets no CPU, few steps would take all batches.
+            # Only to a process that waits for one: while it gets no CPU, a few steps would take all batches.
             if self.records and len(self._free) == BATCHES - 1:
                 self.hand_over()
             self._due_s = time.monotonic() + HANDED_OVER_S

@@ -293,14 +293,14 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
-    "client/envhub_client": (1290, 11),
+    "client/envhub_client": (1275, 10),
     "client/envhub_client/connection": (1805, 7),
     "client/envhub_client/envs": (1730, 7),
-    "client/envhub_client/frameworks": (1420, 9),
+    "client/envhub_client/frameworks": (1405, 8),
     "client/envhub_client/private_hub": (400, 3),
-    "client/envhub_client/recording": (1120, 5),
+    "client/envhub_client/recording": (1065, 4),
     "client/envhub_client/session": (1515, 7),
-    "client/envhub_client/tools": (710, 6),
+    "client/envhub_client/tools": (655, 4),
     "envhub": (1417, 15),
     "envhub/arena": (687, 4),
     "envhub/cli": (907, 6),

@@ -21,13 +21,19 @@ if TYPE_CHECKING:
     from envhub.fleet import Fleet
 
 
-def health(address: str | None = None, *, timeout: Seconds = TIMEOUT_S) -> None:
+HubAddress = Annotated[
+    str | None,
+    Parameter(
+        help="Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default."
+    ),
+]
+
+
+def health(address: HubAddress = None, *, timeout: Seconds = TIMEOUT_S) -> None:
     """Ask a hub whether it serves; exit with 0 if it does, 1 if it does not answer or is shutting down.
 
     Parameters
     ----------
-    address
-        Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
     timeout
         Seconds to wait for the answer.
     """
@@ -62,15 +68,13 @@ def ls() -> None:
             print_line(f"{name}: {answer}")
 
 
-def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> None:
+def envs(address: HubAddress = None, *pattern: str, timeout: Seconds = 30.0) -> None:
     """List the envs that a hub offers; of at most 16 also their spaces, for which the hub makes one env of each.
 
     The exit status is 1 if there are none.
 
     Parameters
     ----------
-    address
-        Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.
     pattern
         An env to list: an id, or a pattern of ids such as 'ALE/*'. All without any.
     timeout
@@ -85,6 +89,7 @@ def envs(address: str | None = None, *pattern: str, timeout: Seconds = 30.0) -> 
         end("envs", error, EXIT_FAILED)
 
 
+FleetName = Annotated[str, Parameter(help="Name of the fleet.")]
 HubCount = Annotated[int, Parameter(validator=Number(gte=1))]
 RayAddress = Annotated[
     str,
@@ -131,7 +136,7 @@ def list_fleet(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
 
 def up(
     *env: str,
-    name: str,
+    name: FleetName,
     hubs: HubCount = 1,
     cpus_per_hub: float = 1.0,
     config: Path | None = None,
@@ -146,8 +151,6 @@ def up(
     env
         An env that each hub offers, as ``envhub serve`` takes it. Without any, here and in the file, every registered
         id.
-    name
-        Name of the fleet.
     hubs
         Number of hubs, which Ray spreads over the nodes.
     cpus_per_hub
@@ -161,13 +164,11 @@ def up(
         console.print(f'connect with hub="ray://{name}"')
 
 
-def scale(name: str, hubs: HubCount, *, ray: RayAddress = "auto") -> None:
+def scale(name: FleetName, hubs: HubCount, *, ray: RayAddress = "auto") -> None:
     """Change the number of hubs of a fleet: start some, or drain those of the highest numbers.
 
     Parameters
     ----------
-    name
-        Name of the fleet.
     hubs
         Number of hubs that it then has.
     """
@@ -177,14 +178,8 @@ def scale(name: str, hubs: HubCount, *, ray: RayAddress = "auto") -> None:
         _print_hubs(fleet)
 
 
-def down(name: str, *, ray: RayAddress = "auto") -> None:
-    """Drain the hubs of a fleet, and end it.
-
-    Parameters
-    ----------
-    name
-        Name of the fleet.
-    """
+def down(name: FleetName, *, ray: RayAddress = "auto") -> None:
+    """Drain the hubs of a fleet, and end it."""
     with connected_to_ray("fleet down", ray) as fleets:
         fleets(name).down()
 

@@ -6,9 +6,15 @@ import getpass
 import socket
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from envhub.cli.commands import KeyText
 from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
+
+ClientName = Annotated[str, Parameter(help="Name of the client.")]
+KeysFolder = Annotated[Path, Parameter(help="Folder of keys, which ``envhub serve --keys`` names.")]
 
 
 def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None, public: KeyText | None = None) -> None:
@@ -56,14 +62,8 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
     print_error(f"give this to {name}, who runs `envhub login` and pastes it; it is not shown again")
 
 
-def list_clients(*, keys: Path) -> None:
-    """List the clients that are admitted, their rights and their public keys.
-
-    Parameters
-    ----------
-    keys
-        Folder of keys, which ``envhub serve --keys`` names.
-    """
+def list_clients(*, keys: KeysFolder) -> None:
+    """List the clients that are admitted, their rights and their public keys."""
     from envhub_server.network.key_folder import KeyFolder
 
     from envhub.errors import KeysError
@@ -87,15 +87,11 @@ def list_clients(*, keys: Path) -> None:
             print_error(f"no client is admitted; `envhub keys add NAME --keys {keys}` admits one")
 
 
-def remove(name: str, *, keys: Path, key: KeyText | None = None) -> None:
+def remove(name: ClientName, *, keys: KeysFolder, key: KeyText | None = None) -> None:
     """Remove a client, whose connections end within a second.
 
     Parameters
     ----------
-    name
-        Name of the client.
-    keys
-        Folder of keys, which ``envhub serve --keys`` names.
     key
         Remove only this public key of the client. By default all.
     """
@@ -157,14 +153,8 @@ def login(name: str | None = None) -> None:
         print_line(f'kept: hub="{name}"')
 
 
-def logout(name: str) -> None:
-    """Remove the address of a hub, with its key, that ``envhub login`` keeps; the hub still admits the key.
-
-    Parameters
-    ----------
-    name
-        Name of the hub.
-    """
+def logout(name: Annotated[str, Parameter(help="Name of the hub.")]) -> None:
+    """Remove the address of a hub, with its key, that ``envhub login`` keeps; the hub still admits the key."""
     from envhub_client.connection import known_hubs
 
     with errors_in_a_line("logout"):

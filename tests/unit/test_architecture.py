@@ -303,7 +303,7 @@ BUDGETS = {
     "client/envhub_client/tools": (655, 4),
     "envhub": (1417, 15),
     "envhub/arena": (687, 4),
-    "envhub/cli": (907, 6),
+    "envhub/cli": (892, 6),
     "envhub/fleet": (643, 3),
     "envhub/protocol": (1533, 6),
     "envhub/transport": (852, 5),

@@ -12,6 +12,9 @@ from cyclopts import Parameter
 
 from envhub.cli.commands import KeyText
 from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
+from envhub.errors import AddressError, HubUnreachable, KeysError
+from envhub.transport import sockets
+from envhub.transport.address import HubKeys, guarded, key_of, parse_hub, quoted, text_of, token_of
 
 ClientName = Annotated[str, Parameter(help="Name of the client.")]
 KeysFolder = Annotated[Path, Parameter(help="Folder of keys, which ``envhub serve --keys`` names.")]
@@ -35,10 +38,6 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
         Public key of the client's own, which ``envhub keygen`` prints on its machine. By default a key is made here.
     """
     from envhub_server.network.key_folder import KeyFolder
-
-    from envhub.errors import AddressError, KeysError
-    from envhub.transport import sockets
-    from envhub.transport.address import HubKeys, key_of, parse_hub, quoted, text_of, token_of
 
     with with_secrets("keys add"):
         place = at or f"{socket.gethostname()}:5555"
@@ -65,9 +64,6 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
 def list_clients(*, keys: KeysFolder) -> None:
     """List the clients that are admitted, their rights and their public keys."""
     from envhub_server.network.key_folder import KeyFolder
-
-    from envhub.errors import KeysError
-    from envhub.transport.address import text_of
 
     with with_secrets("keys list"):
         if not keys.is_dir():
@@ -97,8 +93,6 @@ def remove(name: ClientName, *, keys: KeysFolder, key: KeyText | None = None) ->
     """
     from envhub_server.network.key_folder import KeyFolder
 
-    from envhub.transport.address import key_of
-
     with with_secrets("keys remove"):
         KeyFolder(keys).remove(name, None if key is None else key_of(key))
 
@@ -127,9 +121,6 @@ def login(name: str | None = None) -> None:
     """
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
-
-    from envhub.errors import HubUnreachable
-    from envhub.transport.address import guarded
 
     with with_secrets("login"):
         text = ""

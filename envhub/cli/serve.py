@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from envhub.cli.commands import console, errors
 from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_line
-from envhub.errors import printable
+from envhub.errors import AddressError, KeysError, printable
 from envhub.options import HubArguments
 from envhub.secret import hidden
 
@@ -45,8 +45,6 @@ def serve(
     from envhub_server.processes.interpreter import UnsafeFolder
     from envhub_server.serve import config_of
     from envhub_server.serve import serve as run
-
-    from envhub.errors import AddressError, KeysError
 
     def ready(hub: Hub) -> None:
         for address in hub.addresses:

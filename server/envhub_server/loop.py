@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import math
 import os
 import select
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from envhub.arena.spin import RING
 
@@ -61,42 +62,6 @@ class Clock:
         return self._lags[0][1] if self._lags else 0.0
 
 
-Key = TypeVar("Key")
-
-
-class Timers(Generic[Key]):
-    """One time for each key, which is hashable; the first time is found without a search."""
-
-    def __init__(self) -> None:
-        self._at_s: dict[Key, float] = {}
-        self._heap: list[tuple[float, int, Key]] = []  # also has times that were replaced, until they come up
-        self._order = 0
-
-    @property
-    def next_s(self) -> float:
-        while self._heap and self._at_s.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
-
-    def set(self, key: Key, at_s: float) -> None:
-        if at_s == self._at_s.get(key, math.inf):
-            return
-        if at_s == math.inf:
-            del self._at_s[key]
-            return
-        self._at_s[key] = at_s
-        self._order += 1
-        heapq.heappush(self._heap, (at_s, self._order, key))
-
-    def due(self, now_s: float) -> list[Key]:
-        keys = []
-        while self.next_s <= now_s:
-            key = heapq.heappop(self._heap)[2]
-            del self._at_s[key]
-            keys.append(key)
-        return keys
-
-
 WAKE_S = 1.0  # from one look at the clock to the next while something is due later; less than ``clock.STOPPED_S``
 
 Act = Callable[[], None]
@@ -106,21 +71,39 @@ class Schedule:
     """The next time of each function, and the time at which the loop has to wake."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._timers = clock, Timers[Act]()
+        self._clock = clock
+        self._at_s: dict[Act, float] = {}  # a bound method is the same function whenever it is named
+        self._heap: list[tuple[float, int, Act]] = []  # also has times that were replaced, until they come up
+        self._order = itertools.count()
         self.wake_s = math.inf  # when the loop wakes at the latest; infinity where no function has a time
 
+    @property
+    def next_s(self) -> float:
+        while self._heap and self._at_s.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
     def set(self, act: Act, at_s: float) -> None:
-        self._timers.set(act, at_s)
+        """Replace the time at which ``act`` is called; infinity removes it."""
+        if at_s == math.inf:
+            self._at_s.pop(act, None)
+        elif at_s != self._at_s.get(act):
+            self._at_s[act] = at_s
+            heapq.heappush(self._heap, (at_s, next(self._order), act))
         self.plan()
 
     def call_due(self, now_s: float) -> None:
         """Call each function whose time has come, in order of time; its time is removed before."""
-        for act in self._timers.due(now_s):
+        due = []
+        while self.next_s <= now_s:
+            due.append(heapq.heappop(self._heap)[2])
+            del self._at_s[due[-1]]
+        for act in due:
             act()
 
     def plan(self) -> None:
         """Wake for the first time; earlier, while there is one, to see whether the process was stopped meanwhile."""
-        next_s = self._timers.next_s
+        next_s = self.next_s
         self.wake_s = math.inf if next_s == math.inf else min(next_s, self._clock.now_s() + WAKE_S)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass, field
+from typing import Any
 
 from envhub.transport.descriptors import new_memory
 
@@ -57,6 +58,13 @@ def words_of(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, SLOTS * WORDS * WORD)).cast("q")
 
 
+def _of_proxy(word: int) -> Any:
+    """A word that the proxy writes; 0 once the slot is another connection's."""
+    return property(
+        lambda entry: entry.words[entry._at + word] if entry.words[entry._at + NUMBER] == entry.number else 0
+    )
+
+
 @dataclass(eq=False)
 class PageEntry:
     """Page's facts of one connection, for the hub. ``host``: the address of its client."""
@@ -66,30 +74,13 @@ class PageEntry:
     number: int
     host: str
 
+    received, heard_ns, state, unread_bytes = map(_of_proxy, (RECEIVED, HEARD_NS, STATE, UNREAD_BYTES))
+
     def __post_init__(self) -> None:
         self._at = self.slot * WORDS
         at = self._at
         self.words[at + FRAMES_READ] = self.words[at + BYTES_READ] = 0
         self.words[at + OWNER] = self.number
-
-    def _word(self, word: int) -> int:
-        return self.words[self._at + word] if self.words[self._at + NUMBER] == self.number else 0
-
-    @property
-    def received(self) -> int:
-        return self._word(RECEIVED)
-
-    @property
-    def heard_ns(self) -> int:
-        return self._word(HEARD_NS)
-
-    @property
-    def state(self) -> int:
-        return self._word(STATE)
-
-    @property
-    def unread_bytes(self) -> int:
-        return self._word(UNREAD_BYTES)
 
     @property
     def frames_read(self) -> int:

@@ -94,9 +94,6 @@ class Layout:
             offset = _aligned(offset + fields[name].nbytes, ALIGNMENT)
         return fields
 
-    def batch_bytes(self, leaf: Leaf) -> int:
-        return self.rows * leaf.nbytes
-
     def row_bytes(self) -> int:
         return sum(leaf.nbytes for leaf in self.observations)
 

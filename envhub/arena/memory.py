@@ -27,7 +27,6 @@ import numpy as np
 
 from envhub.arena.layout import HEADER_WORDS, LARGE_INFOS_BYTES_MAX, MAGIC, SLOTS, VERSION, Layout, split_results
 from envhub.transport.descriptors import check_sealed, new_memory
-from envhub.values import codec
 from envhub.values.actions import OUT_OF_BAND
 from envhub.values.info_columns import Rows
 
@@ -313,11 +312,6 @@ def mark_no_step(arena: Arena, row: int, info_bytes: int = 0, template: int = 0)
     arena.info_template[row] = template
     arena.info_length[row] = info_bytes
     arena.status[row] = STATUS_INFO if info_bytes else STATUS_OK
-
-
-def with_objects(objects: bytes, info: bytes) -> bytes:
-    """The info of a row whose observation has leaves of variable size; without ``objects`` these did not change."""
-    return codec.encode_pair(objects, info)
 
 
 class ArenaDriver:

@@ -55,16 +55,6 @@ def test_row_of_an_array_of_python_numbers_is_seen_as_a_list() -> None:
     assert seen == [[1, 2, 3], [4, 5, 6]] and type(seen[0][0]) is int
 
 
-def test_nested_lists_are_seen_as_lists() -> None:
-    assert seen_by_envs([[1, 2, 3], [4, 5, 6]], VECTOR, 2) == [[1, 2, 3], [4, 5, 6]]
-
-
-def test_list_of_arrays_is_seen_as_arrays() -> None:
-    seen = seen_by_envs([np.zeros(3, np.float32), np.ones(3, np.float32)], VECTOR, 2)
-    assert [type(action) for action in seen] == [np.ndarray, np.ndarray]
-    assert seen[1].tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     "batch",
     [
@@ -115,13 +105,6 @@ def test_reader_sees_what_the_arena_holds_when_it_is_called() -> None:
         buffer.view(np.int64)[1] = 7
         assert read() == value
         assert type(read()) is type(value)
-
-
-def test_codes_are_those_of_the_specification() -> None:
-    names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
-    assert " ".join(str(dtype) for dtype in actions.DTYPES) == names
-    codes, *_ = actions.pack([np.zeros(2, np.int64), [0.5, 0.5]], [SCALAR, SCALAR], 2)
-    assert codes == bytes([4, 11 | 0x80])
 
 
 def test_frame_length_follows_from_code_shape_and_number_of_envs() -> None:

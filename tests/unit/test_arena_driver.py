@@ -10,7 +10,6 @@ import pytest
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
-    OP_PART,
     OP_RESET,
     OP_STEP,
     STATUS_INFO,
@@ -94,11 +93,6 @@ def test_post_hands_every_row_to_its_worker_with_its_action(sides: Sides) -> Non
     assert [column.tolist() for column in arena.action_codes] == [[INT64] * ROWS, [FLOAT32] * ROWS]
     assert integers(arena) == batch[0].tolist()
     assert np.array_equal(arena.actions[1][: batch[1].nbytes].view(np.float32).reshape(ROWS, 3), batch[1])
-
-
-def test_actions_are_taken_from_bytes_as_from_arrays(sides: Sides) -> None:
-    sides.driver.post(OP_STEP, CODES, [memoryview(batch.tobytes()) for batch in actions(ROWS, first=2)])
-    assert integers(sides.arena) == [2, 3, 4, 5]
 
 
 def test_results_alternate_between_the_slots(sides: Sides) -> None:
@@ -210,15 +204,6 @@ def test_post_that_ended_with_its_driver_is_gone_on_with(sides: Sides) -> None:
 
 
 # --- some rows --------------------------------------------------------------------------------------------------------
-
-
-def test_rows_that_are_sent_step_alone(sides: Sides) -> None:
-    sides.driver.post_rows(np.array([3, 1]), CODES, actions(2, first=7))
-    assert sides.arena.request.tolist() == [0, 1, 0, 1]
-    assert sides.arena.op[[1, 3]].tolist() == [OP_PART] * 2
-    assert [integers(sides.arena)[row] for row in (3, 1)] == [7, 8]
-    assert sides.driver.outstanding == 2 and sides.driver.done() == 0
-    assert list(sides.driver.sent) == [0, 1, 0, 1]
 
 
 def test_rows_are_sent_while_others_are_under_way(sides: Sides) -> None:

@@ -45,11 +45,6 @@ def test_failure_pickles_and_copies() -> None:
         assert again == FAILURE and hash(again) == hash(FAILURE)
 
 
-def test_failure_from_a_hub_of_another_version_is_read() -> None:
-    assert EnvFailure.from_map({"cause": "nan", "colour": "red"}) == EnvFailure("nan", "")
-    assert EnvFailure.from_map(dict(FAILURE)) == FAILURE
-
-
 def test_failures_are_laid_out_one_per_env() -> None:
     seen = Observations(spaces.Box(-1, 1, (2,)), 3, False)
     truncated = batch([np.zeros((3, 2), np.float32)], (1, codec.decode(failure_info(FAILURE))))

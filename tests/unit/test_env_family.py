@@ -44,13 +44,6 @@ def test_wrapper_or_runner_of_an_unknown_package_may_keep_something_per_process(
     assert not may_share_process(env, MyRunner)
 
 
-def test_env_of_a_program_may_keep_something_per_process() -> None:
-    class Own(gymnasium.Env[Any, Any]):
-        pass
-
-    assert not may_share_process(Own(), EnvRunner)
-
-
 def test_env_that_renders_for_a_person_may_wait() -> None:
     class Shown:
         render_mode = "human"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 
 import pytest
 
@@ -55,11 +54,3 @@ def test_hash_is_that_of_the_fields() -> None:
     assert len({Name("a"), Name("a"), Name("b")}) == 2
     with pytest.raises(TypeError, match="unhashable"):
         hash(Point(1))
-
-
-def test_representation_is_that_of_a_dataclass() -> None:
-    assert repr(Point(1, ("a",))) == "Point(x=1, tags=('a',), notes={})"
-
-
-def test_it_can_be_pickled() -> None:
-    assert pickle.loads(pickle.dumps(Pixel(1))) == Pixel(1)

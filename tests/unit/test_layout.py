@@ -52,20 +52,6 @@ def test_every_leaf_has_its_field_in_the_order_of_the_space(layout: Layout) -> N
     assert len(fields) == len(ROW_WORDS) + 2 + len(layout.observations) + 2 * len(layout.actions)
 
 
-@settings(max_examples=60, deadline=None)
-@given(layouts)
-def test_every_field_can_be_mapped_over_memory_of_the_arenas_size(layout: Layout) -> None:
-    memory = bytearray(layout.nbytes())
-    for field in layout.fields().values():
-        assert np.ndarray(field.shape, field.dtype, memory, field.offset).nbytes == field.nbytes
-
-
-def test_both_sides_compute_the_same_layout_from_the_same_leaves() -> None:
-    layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), 100)
-    copied = [tuple(Leaf.from_wire(leaf.wire()) for leaf in found) for found in (layout.observations, layout.actions)]
-    assert Layout(3, copied[0], copied[1], 100).fields() == layout.fields()
-
-
 @pytest.mark.parametrize(
     "dtype",
     ["O", "|O", "V8", "<U1", "|S3", "<M8[s]", "<m8", "<c8", "f4,f4", "<f4\n", "", "i3", None, 4, "2f4", "(2,)f4"],
@@ -97,10 +83,9 @@ def test_layout_has_a_limit_of_leaves_and_no_observation_without_a_size() -> Non
             Layout(1, observations, actions, 0)
 
 
-def test_observation_has_the_bytes_of_its_leaves_and_a_batch_those_of_all_rows() -> None:
+def test_observation_has_the_bytes_of_its_leaves() -> None:
     layout = Layout(3, (Leaf("<f4", (2, 5)), Leaf("|u1", (7,))), (), 0)
     assert layout.row_bytes() == 47
-    assert [layout.batch_bytes(leaf) for leaf in layout.observations] == [120, 21]
 
 
 def test_results_are_rewards_then_terminations_then_truncations() -> None:

@@ -34,12 +34,6 @@ def test_space_is_built_equal_to_the_one_described(space: Any) -> None:
     assert spaces.leaves(built) == spaces.leaves(space)
 
 
-@SOME
-@given(any_space)
-def test_equal_spaces_have_the_same_description(space: Any) -> None:
-    assert codec.encode(spaces.describe(over_the_wire(space))) == codec.encode(spaces.describe(space))
-
-
 @pytest.mark.filterwarnings("ignore:.*Casting input x")  # of a box without dimensions, whose sample is a number
 @SOME
 @given(any_space, st.integers(0, 2**31))
@@ -202,11 +196,6 @@ def test_space_of_old_gym_is_native_as_one_of_gymnasium() -> None:
     assert spaces.native(other()) == gym_spaces.Discrete(3)  # its fields say what it is
 
 
-def test_leaf_of_no_fixed_size_is_an_object() -> None:
-    space = gym_spaces.Tuple([gym_spaces.Text(4), gym_spaces.Discrete(3), gym_spaces.Space()])
-    assert spaces.leaves(space) == [OBJECT, Leaf("<i8", ()), OBJECT]
-
-
 BOX = spaces.describe(gym_spaces.Box(0, 1, (2,)))
 MALFORMED: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -253,11 +242,6 @@ MALFORMED: dict[str, dict[str, Any]] = {
 def test_malformed_description_is_refused(description: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSpace):
         spaces.build(description)
-
-
-def test_space_that_only_a_newer_version_knows_is_named() -> None:
-    with pytest.raises(UnsupportedSpace, match="this version of EnvHub knows no space 'Cube'"):
-        spaces.build({"space": "Cube", "n": 2})
 
 
 def box(*shape: float) -> dict[str, Any]:

@@ -34,10 +34,6 @@ def test_what_is_ready_needs_no_clock() -> None:
     assert Spinner(50, clock).spin(After(0)) and clock.now_ns == 0
 
 
-def test_what_gets_ready_in_time_is_seen() -> None:
-    assert Spinner(50, Clock()).spin(After(20))
-
-
 def test_a_spin_is_bounded() -> None:
     clock = Clock()
     assert not Spinner(50, clock).spin(After(float("inf")))

@@ -24,9 +24,9 @@ from envhub.arena.memory import (
     STATUS_INFO,
     STATUS_OK,
     Arena,
-    with_objects,
 )
 from envhub.protocol.messages import Failure
+from envhub.values import codec
 from envhub.values.leaf import Leaf
 
 ROWS, WORKERS = 4, 2
@@ -195,7 +195,7 @@ def test_objects_are_those_of_the_last_complete_observation() -> None:
     memory = memory_of(info_bytes=16)
     stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
     step(memory)
-    blob = with_objects(b"a text that was shown", b"")
+    blob = codec.encode_pair(b"a text that was shown", b"")
     for row in (0, 2):
         stand_ins.note(RowInfo(row, blob, int(arena.request[row])))
         arena.info_length[row] = len(blob)
@@ -207,8 +207,8 @@ def test_objects_are_those_of_the_last_complete_observation() -> None:
     assert [(method, facts[0]) for method, facts in reports] == [
         (SessionMachine.on_stand_in_info, row) for row in (0, 2)
     ]
-    assert reports[0][1] == (0, with_objects(b"a text that was shown", TRUNCATED.info))
-    assert arena.info_length[0] == len(with_objects(b"a text that was shown", TRUNCATED.info)) > 16
+    assert reports[0][1] == (0, codec.encode_pair(b"a text that was shown", TRUNCATED.info))
+    assert arena.info_length[0] == len(codec.encode_pair(b"a text that was shown", TRUNCATED.info)) > 16
     assert stand_ins.objects(0) == [b"a text that was shown"] * 2  # also after that
     memory.close()
 
@@ -217,7 +217,7 @@ def test_steps_of_a_worker_that_has_left_wait_but_those_of_rows_that_were_cut(me
     stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
     step(memory)
     for row in (0, 2):
-        leave(arena, row, with_objects(b"shown", b""))
+        leave(arena, row, codec.encode_pair(b"shown", b""))
     arena.needs_reset[[0, 2]] = FRESH, REPORT_PENDING
     step(memory)  # by a client, before the worker has left
     reports = stand_ins.take(0, TRUNCATED, None, has_left=True)
@@ -240,8 +240,8 @@ def leave(arena: Arena, row: int, blob: bytes) -> None:
 def test_objects_of_rows_that_are_done_are_copied(memory: SessionMemory) -> None:
     copies, arena = ObjectCopies(), memory.arena
     arena.post(OP_STEP)
-    leave(arena, 0, with_objects(b"zero", b"its info"))
-    leave(arena, 1, with_objects(b"", b"its info"))
+    leave(arena, 0, codec.encode_pair(b"zero", b"its info"))
+    leave(arena, 1, codec.encode_pair(b"", b"its info"))
     copies.keep(arena, range(ROWS))
     assert [copies.last(arena, row) for row in range(ROWS)] == [b"zero", b"", b"", b""]
     arena.put_info(0, b"half of the next")  # of a worker that ends while it writes
@@ -251,25 +251,25 @@ def test_objects_of_rows_that_are_done_are_copied(memory: SessionMemory) -> None
 def test_objects_of_an_earlier_step_are_not_taken_for_the_last(memory: SessionMemory) -> None:
     copies, arena = ObjectCopies(), memory.arena
     arena.post(OP_STEP)
-    leave(arena, 0, with_objects(b"first", b""))
+    leave(arena, 0, codec.encode_pair(b"first", b""))
     copies.keep(arena, [0])
     arena.post(OP_STEP)
     assert copies.last(arena, 0) == b"first"  # the second is not done
-    leave(arena, 0, with_objects(b"second", b""))
+    leave(arena, 0, codec.encode_pair(b"second", b""))
     assert copies.last(arena, 0) == b""
     copies.keep(arena, [0])
     assert copies.last(arena, 0) == b"second"
 
 
 def test_large_objects_are_those_that_were_sent_for_the_step(memory: SessionMemory) -> None:
-    copies, arena, large = ObjectCopies(), memory.arena, with_objects(b"large" * 64, b"")
+    copies, arena, large = ObjectCopies(), memory.arena, codec.encode_pair(b"large" * 64, b"")
     arena.post(OP_STEP)
     copies.note_large(0, int(arena.request[0]), large)
     leave(arena, 0, large)
     copies.keep(arena, [0])
     assert copies.last(arena, 0) == b"large" * 64
     arena.post(OP_STEP)
-    copies.note_large(0, int(arena.request[0]), with_objects(b"of the next", b""))
+    copies.note_large(0, int(arena.request[0]), codec.encode_pair(b"of the next", b""))
     copies.keep(arena, [0])
     assert copies.last(arena, 0) == b"large" * 64
 
@@ -286,7 +286,7 @@ def test_bytes_that_a_client_wrote_into_the_arena_break_nothing(memory: SessionM
 
 
 def test_blob_that_just_fits_is_read_from_the_arena_and_none_is_none() -> None:
-    with_room = memory_of(info_bytes=len(blob := with_objects(b"just fits", b"")))
+    with_room = memory_of(info_bytes=len(blob := codec.encode_pair(b"just fits", b"")))
     copies, arena = ObjectCopies(), with_room.arena
     arena.post(OP_STEP)
     leave(arena, 0, blob)
@@ -302,11 +302,11 @@ def test_blob_that_just_fits_is_read_from_the_arena_and_none_is_none() -> None:
 def test_objects_of_rows_that_were_done_are_kept_when_their_worker_ends(memory: SessionMemory) -> None:
     stand_ins, arena = StandIns(memory, ObjectCopies()), memory.arena
     step(memory)
-    leave(arena, 0, with_objects(b"done", b""))
+    leave(arena, 0, codec.encode_pair(b"done", b""))
     stand_ins.take(0, TRUNCATED, None)
     step(memory)
     assert stand_ins.posted(0) == [WAITING]  # row 2 has told of the loss
-    assert bytes(arena.infos[0, : arena.info_length[0]]) == with_objects(b"done", TRUNCATED.info)
+    assert bytes(arena.infos[0, : arena.info_length[0]]) == codec.encode_pair(b"done", TRUNCATED.info)
 
 
 def test_reset_that_waits_for_the_next_process_is_not_finished_with_the_steps(memory: SessionMemory) -> None:

@@ -296,7 +296,7 @@ class SessionRuntime(SessionResources):
     # --- the arena ----------------------------------------------------------------------------------------------------
 
     def make_arena(self, layout: Layout, has_object_leaves: bool, is_batch: bool) -> None:
-        batch = max((layout.batch_bytes(leaf) for leaf in layout.observations), default=0)
+        batch = max((layout.rows * leaf.nbytes for leaf in layout.observations), default=0)
         if batch > FRAME_BYTES_MAX:
             text = f"{batch} bytes of observations in a frame of each reply; at most {FRAME_BYTES_MAX} are sent"
             self.report(SessionMachine.on_arena_refused, text)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from envhub.arena.memory import FRESH, OP_RESET, STATUS_RAISED, Arena, mark_no_step, truncate, with_objects
+from envhub.arena.memory import FRESH, OP_RESET, STATUS_RAISED, Arena, mark_no_step, truncate
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.memory.session_memory import SessionMemory
@@ -151,7 +151,7 @@ class StandIns:
         """Store an info, with the objects of the repeated observation; returns its length, template, and an event."""
         arena = self.memory.arena
         if self.copies is not None:
-            info = with_objects(self.copies.last(arena, row), info)
+            info = codec.encode_pair(self.copies.last(arena, row), info)
         if (template := arena.put_info(row, info)) is not None:
             return len(info), template, []
         if self.copies is not None:

@@ -24,7 +24,6 @@ from envhub.arena.memory import (
     Arena,
     repeat_observation,
     truncate,
-    with_objects,
 )
 from envhub.env_failure import reseeded
 from envhub.errors import shown
@@ -254,7 +253,7 @@ class Row:
 
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
-        blob = with_objects(self._last_objects, info) if self._observation.has_objects else info
+        blob = codec.encode_pair(self._last_objects, info) if self._observation.has_objects else info
         template, nbytes = self._info.put(blob)
         truncate(self._arena, self.index, nbytes, template)
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from envhub.arena.layout import SLOTS
-from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena, with_objects
+from envhub.arena.memory import STATUS_INFO, STATUS_OK, Arena
 from envhub.values import actions, codec, spaces
 from envhub.values.info_columns import NESTING_MAX, VECTOR_REWARD, Writer
 from envhub.values.leaf import OBJECT
@@ -140,7 +140,7 @@ class InfoPlace:
         self._status[index] = STATUS_INFO if length else STATUS_OK
 
     def store_objects(self, objects: bytes) -> None:
-        self._template[self._index], self._length[self._index] = self.put(with_objects(objects, b""))
+        self._template[self._index], self._length[self._index] = self.put(codec.encode_pair(objects, b""))
         self._status[self._index] = STATUS_INFO
 
     def put(self, blob: bytes) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class InfoPlace:
         blob = codec.encode(info, self._unknown) if info else b""
         if len(blob) > self.bytes_max:
             blob = codec.encode(self.without_largest(info, len(blob)), self._unknown)
-        return self.put(with_objects(objects, blob) if objects else blob)
+        return self.put(codec.encode_pair(objects, blob) if objects else blob)
 
     def without_largest(self, info: dict[str, Any], nbytes: int) -> dict[str, Any]:
         """The info without its largest entries, also of nested maps, so that it has at most ``bytes_max`` bytes."""

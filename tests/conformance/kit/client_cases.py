@@ -197,7 +197,6 @@ class _ForeignRow(Script):
 
 
 def _finishes(record: Record) -> str:
-    """The program is executed to its end, with the right values."""
     _require_fault(record)
     return _finished(record)
 
@@ -266,7 +265,6 @@ def _counts(record: Record) -> str:
 
 
 def _follows_program(record: Record) -> str:
-    """The requests are those of the program, with its numbers."""
     ops = [heard.op for heard in record.of(*messages.SESSION_OPS)]
     due = [Op.MAKE, Op.RESET, *[Op.STEP] * STEPS, Op.CALL, Op.CLOSE]
     if ops != due[: len(ops)]:
@@ -355,7 +353,6 @@ def _waits_while_running(op: Op, nth: int) -> Judge:
 
 
 def _returns(record: Record) -> str:
-    """The client says on a new connection whose it is, and goes on."""
     _require_fault(record)
     later = record.after_fault()
     before = record.heard[(record.fault or 1) - 1]
@@ -401,11 +398,7 @@ def _require_fault(record: Record) -> None:
 
 
 def _running_s(record: Record, heard: Heard) -> tuple[float, float]:
-    """Return the seconds from and until which the hub ran a request.
-
-    Raises:
-        NotShown: the hub refused the request, or never got it.
-    """
+    """The seconds from and until which the hub ran a request; raises ``NotShown`` if it never did."""
     key = heard.prelude.token, heard.prelude.seq
     if key not in record.running:
         raise NotShown(f"{_name(heard)} came, and the hub did not run it: {_hex(heard)}")

@@ -32,12 +32,10 @@ def examine(command: Sequence[str], names: Sequence[str] = ()) -> Iterator[Verdi
 
 
 def arguments(case: Case, hub: ScriptedHub) -> list[str]:
-    """Of the client's program in a case."""
     return [case.program, hub.address, *([hub.former_token.hex()] if case.program == "attach" else [])]
 
 
 def judged(name: str, case: Case, record: Record) -> list[Verdict]:
-    """The verdict by each rule of a case."""
     return [Verdict(name, rule, *_judged(judge, record)) for rule, judge in case.rules.items()]
 
 

@@ -62,7 +62,6 @@ class CountingEnvs:
         self._numbers = [0] * NUM_ENVS
 
     def observations(self, rows: Sequence[int]) -> list[bytes]:
-        """The observation frame of these rows."""
         values = [[self._value(row), self._value(row) + 0.5] for row in rows]
         return [np.array(values, np.float32).tobytes()]
 
@@ -127,7 +126,6 @@ class CountingSession:
         self._sent_rows: list[int] = []  # and not received yet, in the order in which they were sent
 
     def outcome(self, request: Incoming) -> Outcome | Failure:
-        """The reply to a request that is executed, and its frames; or its failure."""
         message = request.message
         match request.op:
             case Op.HELLO:
@@ -211,7 +209,6 @@ class CountingSession:
 
 
 def made(**fields: Any) -> Made:
-    """The description of the envs."""
     space, action = gym_spaces.Box(0, 1000, (2,), np.float32), gym_spaces.Discrete(1000)
     described = [codec.encode(spaces.describe(each)) for each in (space, action)]
     return Made(NUM_ENVS, 1, described[:1], described[1], codec.encode({}), **fields)

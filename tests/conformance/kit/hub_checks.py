@@ -39,7 +39,6 @@ def examine(address: str, envs: Sequence[str] | None = None) -> Iterator[Verdict
 
 
 def verdict(address: str, env: str, rule: str, check: Callable[[str, str], None]) -> Verdict:
-    """The verdict by one rule."""
     try:
         check(address, env)
     except NotShown as error:
@@ -51,7 +50,6 @@ def verdict(address: str, env: str, rule: str, check: Callable[[str, str], None]
 
 
 def require(condition: bool, why: str) -> None:
-    """Raise ``Broken`` with this reason unless the condition holds."""
     if not condition:
         raise Broken(why)
 

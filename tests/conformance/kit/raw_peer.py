@@ -27,7 +27,6 @@ class RawAnswer(NamedTuple):
 
     @property
     def failure(self) -> Failure | None:
-        """The failure in it, if it is one."""
         return messages.unpack(Failure, self.body) if self.prelude.op == REPLY | Op.FAILURE else None
 
 
@@ -39,10 +38,7 @@ class RawPeer:
     """
 
     def __init__(self, address: str, timeout: float = ANSWER_TIMEOUT_S) -> None:
-        """Connect to an address, or the hub of a name, and say hello.
-
-        ``timeout`` is how many seconds each answer may take. Errors as of ``envhub.connect``.
-        """
+        """Connect to an address, or the hub of a name, and say hello; errors as of ``envhub.connect``."""
         import zmq
 
         target = known_hubs.resolve(addresses.guarded(address))
@@ -64,7 +60,6 @@ class RawPeer:
             raise
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send these frames as they are."""
         self._socket.send_multipart(frames)
 
     def ask(self, op: int, body: bytes, token: bytes = NO_SESSION, seq: int = 1, *frames: bytes) -> RawAnswer:
@@ -76,18 +71,13 @@ class RawPeer:
                 return answer
 
     def receive(self) -> RawAnswer:
-        """The next message.
-
-        Raises:
-            HubTimeout: there is none in time.
-        """
+        """The next message; raises ``HubTimeout``."""
         if not self._socket.poll(int(self._timeout * 1000)):
             raise HubTimeout(f"the hub did not answer within {self._timeout:g} s")
         first, *frames = self._socket.recv_multipart()
         return RawAnswer(Prelude.unpack(first), first[PRELUDE.size :], frames)
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
         self._context.term()
         if self._local is not None:

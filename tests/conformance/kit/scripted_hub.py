@@ -39,7 +39,6 @@ class Heard:
 
     @property
     def op(self) -> int:
-        """The op of the prelude."""
         return self.prelude.op
 
     @property
@@ -69,15 +68,12 @@ class Record:
     limit: str = ""
 
     def of(self, *ops: Op) -> list[Heard]:
-        """The messages with these ops."""
         return [heard for heard in self.heard if heard.op in ops]
 
     def copies(self, op: Op, nth: int) -> list[Heard]:
-        """The copies of one request, the first included."""
         return [heard for heard in self.heard if (heard.op, heard.nth) == (op, nth)]
 
     def after_fault(self) -> list[Heard]:
-        """The messages since the script first interfered."""
         return [] if self.fault is None else self.heard[self.fault :]
 
 
@@ -119,7 +115,6 @@ class Script:
         return 0.0
 
     def refusal(self, heard: Heard) -> Failure | None:
-        """The failure of this request; None if it is executed."""
         return None
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
@@ -308,5 +303,4 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
 
 
 def header(heard: Heard) -> bytes:
-    """The header of a message."""
     return heard.message[0][PRELUDE.size :]

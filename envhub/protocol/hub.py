@@ -238,21 +238,19 @@ class HubProtocol:
                     self._closed_early, prelude.token, _Link(peer, connection, owner, seq=prelude.seq), CLOSED_EARLY_MAX
                 )
             return False
-        if refusal := self._make_refusal(prelude.op):
+        refusal = None
+        if self.draining:
+            refusal = SHUTTING_DOWN
+        elif prelude.op == Op.MAKE and len(self._links) >= self._sessions_max:
+            there = f"the hub already has sessions_max={self._sessions_max} sessions"
+            refusal = Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
+        if refusal:
             self._refuse(peer, prelude, refusal)
             return False
         self._links[prelude.token] = _Link(
             peer, connection, owner, seq=prelude.seq, running=True, connections={connection}
         )
         return True
-
-    def _make_refusal(self, op: int) -> Failure | None:
-        if self.draining:
-            return SHUTTING_DOWN
-        if op == Op.MAKE and len(self._links) >= self._sessions_max:
-            there = f"the hub already has sessions_max={self._sessions_max} sessions"
-            return Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
-        return None
 
     def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str, uses: bool) -> Incoming | None:
         """Answer a heartbeat, or return it if its request runs: only the caller knows the progress."""
@@ -275,23 +273,20 @@ class HubProtocol:
 
     def _read_request(self, op: Op, frames: Frames) -> Any:
         try:
-            return self._message(op, frames)
+            if len(frames) > FRAMES_MAX:
+                raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
+            body = memoryview(frames[0])[PRELUDE.size :]
+            if op == Op.STEP:
+                return Step(bytes(body))
+            message = messages.unpack(messages.REQUESTS[op], body, self._header_limits)
+            validation.check(message)
+            return message
         except validation.OutOfBounds as error:
             self.refused += 1
             return Failure("refused", "request", f"the request makes no sense: {error}")
         except codec.DecodeError as error:
             self.malformed += 1
             return Failure("malformed", "request", f"the request cannot be read: {error}")
-
-    def _message(self, op: Op, frames: Frames) -> Any:
-        if len(frames) > FRAMES_MAX:
-            raise codec.DecodeError(f"{len(frames)} frames where at most {FRAMES_MAX} are accepted")
-        body = memoryview(frames[0])[PRELUDE.size :]
-        if op == Op.STEP:
-            return Step(bytes(body))
-        message = messages.unpack(messages.REQUESTS[op], body, self._header_limits)
-        validation.check(message)
-        return message
 
     # --- out ------------------------------------------------------------------------------------------------------
 

@@ -386,9 +386,6 @@ class _Encoder:
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
             fields["additional_wrappers"] = list(map(dataclasses.astuple, value.additional_wrappers))
             return msgpack.ExtType(SPEC, _pack(self.plain(fields, depth + 1)))
-        return self._space(value, depth)
-
-    def _space(self, value: Any, depth: int) -> Any:
         from envhub.values import spaces
 
         try:
@@ -491,14 +488,11 @@ class _Decoder:
             try:
                 return pickle.loads(blob)  # noqa: S301  the program's own private hub, see the module's docstring
             except Exception as error:  # a foreign constructor may raise anything
-                return self._not_unpickled(error)
+                why = f"a value was pickled but cannot be unpickled: {type(error).__name__}: {error}"
+                if not self._lenient:
+                    raise DecodeError(why) from error
+                return self._represent(f"<{why}>"[:REPR_CHARS_MAX])
         raise DecodeError(f"extension type {code} of {len(blob)} bytes is not accepted here")
-
-    def _not_unpickled(self, error: Exception) -> Represented:
-        why = f"a value was pickled but cannot be unpickled: {type(error).__name__}: {error}"
-        if not self._lenient:
-            raise DecodeError(why) from error
-        return self._represent(f"<{why}>"[:REPR_CHARS_MAX])
 
     def _represent(self, text: str) -> Represented:
         represented = Represented(text)

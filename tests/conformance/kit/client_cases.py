@@ -32,17 +32,17 @@ class Case:
     """A run of a client's program.
 
     Attributes:
-        level: of PROTOCOL.md.
-        program: the program that the client runs.
         script: makes the script.
         rules: judges by the rule's text; each returns why the client broke the rule, or an empty text. It raises
             ``NotShown`` where the client did not get so far, and ``DecodeError`` for a header that cannot be read.
+        level: of PROTOCOL.md.
+        program: the program that the client runs.
     """
 
-    level: str
-    program: str
     script: Callable[[], Script]
     rules: Mapping[str, Judge]
+    level: str = "basic"
+    program: str = "steps"
 
 
 # --- what happens -----------------------------------------------------------------------------------------------------
@@ -432,8 +432,6 @@ _GONE = Failure("session_lost", "session", "this hub has no such session")
 
 CASES: Mapping[str, Case] = {
     "plain": Case(
-        "basic",
-        "steps",
         Script,
         {
             "the first message is a HELLO": _says_hello,
@@ -442,93 +440,74 @@ CASES: Mapping[str, Case] = {
             "the actions of a Discrete are integers": _acts_in_integers,
         },
     ),
-    "unknown_fields": Case("basic", "steps", _UnknownFields, {"an unknown field is ignored": _finishes}),
-    "strangers": Case("basic", "steps", _Strangers, {"what is no reply to the pending request is dropped": _finishes}),
+    "unknown_fields": Case(_UnknownFields, {"an unknown field is ignored": _finishes}),
+    "strangers": Case(_Strangers, {"what is no reply to the pending request is dropped": _finishes}),
     "unknown_code": Case(
-        "basic",
-        "steps",
-        lambda: _Refuse(_LATER, Op.STEP, FAULT_STEP),
-        {"a failure with an unknown code is an error": _tells()},
+        lambda: _Refuse(_LATER, Op.STEP, FAULT_STEP), {"a failure with an unknown code is an error": _tells()}
     ),
     "short_frame": Case(
-        "basic",
-        "steps",
-        lambda: _ShortFrame(Op.STEP, FAULT_STEP),
-        {"a frame of another number of envs is refused": _tells()},
+        lambda: _ShortFrame(Op.STEP, FAULT_STEP), {"a frame of another number of envs is refused": _tells()}
     ),
     "refused_make": Case(
-        "basic",
-        "steps",
-        lambda: _Refuse(_NO_ROOM, Op.MAKE),
-        {"a refused MAKE is an error, and is not sent again": _tells()},
+        lambda: _Refuse(_NO_ROOM, Op.MAKE), {"a refused MAKE is an error, and is not sent again": _tells()}
     ),
-    "unsupported_version": Case(
-        "basic", "steps", lambda: _OtherVersion(Op.HELLO), {"another version is an error": _tells()}
-    ),
+    "unsupported_version": Case(lambda: _OtherVersion(Op.HELLO), {"another version is an error": _tells()}),
     "lost_replies": Case(
-        "resilient",
-        "steps",
         lambda: _LoseReplies(Op.STEP, FAULT_STEP, 3),
         {
             "a request whose reply was lost is sent again as it was": _repeats_bytes(Op.STEP, FAULT_STEP),
             "copies of a request are a second apart": _pauses(Op.STEP, FAULT_STEP),
         },
+        "resilient",
     ),
     "lost_request": Case(
-        "resilient",
-        "steps",
         lambda: _LoseRequest(Op.STEP, FAULT_STEP, 1),
         {"a request that was lost with its connection is sent again": _repeats_bytes(Op.STEP, FAULT_STEP)},
+        "resilient",
     ),
     "cut": Case(
-        "resilient",
-        "steps",
         lambda: _CutWhileRunning(Op.STEP, FAULT_STEP, 1.5),
         {"a session goes on over another connection": _returns},
+        "resilient",
     ),
     "endless_cuts": Case(
-        "resilient",
-        "steps",
         lambda: _LoseRequest(Op.STEP, FAULT_STEP, float("inf")),
         {f"a request that ends {CUTS_MAX} connections is given up": _gives_up},
+        "resilient",
     ),
     "slow_step": Case(
-        "resilient",
-        "steps",
         lambda: _Slow(Op.STEP, FAULT_STEP, SLOW_S),
         {
             "HEARTBEAT asks each second after a request that runs": _asks_while_running,
             "a request that runs is not sent again": _waits_while_running(Op.STEP, FAULT_STEP),
         },
+        "resilient",
     ),
     "late_reply": Case(
-        "resilient",
-        "give_up",
         lambda: _Late(Op.STEP, FAULT_STEP, LATE_S),
         {
             "the next request waits for the end of one that was given up": _waits_for_given_up,
             "the reply to a request that was given up is dropped": _drops_late_reply,
         },
+        "resilient",
+        "give_up",
     ),
     "goodbye": Case(
-        "resilient", "steps", lambda: _Stop(Op.STEP, FAULT_STEP), {"a hub that stops is an error": _tells(pending=1)}
+        lambda: _Stop(Op.STEP, FAULT_STEP), {"a hub that stops is an error": _tells(pending=1)}, "resilient"
     ),
     "restart": Case(
-        "resilient",
-        "steps",
-        lambda: _Restart(Op.STEP, FAULT_STEP),
-        {"the loss of the hub is an error": _tells(pending=1)},
+        lambda: _Restart(Op.STEP, FAULT_STEP), {"the loss of the hub is an error": _tells(pending=1)}, "resilient"
     ),
-    "parts": Case("parts", "parts", Script, {"rows are sent and received by parts": _finished}),
+    "parts": Case(Script, {"rows are sent and received by parts": _finished}, "parts", "parts"),
     "foreign_row": Case(
-        "parts", "parts", lambda: _ForeignRow(Op.RECEIVE, 2), {"a row that was not sent is refused": _tells()}
+        lambda: _ForeignRow(Op.RECEIVE, 2), {"a row that was not sent is refused": _tells()}, "parts", "parts"
     ),
-    "attach": Case("attach", "attach", Script, {"a session is taken over": _finished}),
+    "attach": Case(Script, {"a session is taken over": _finished}, "attach", "attach"),
     "refused_attach": Case(
-        "attach",
-        "attach",
         lambda: _Refuse(_GONE, Op.ATTACH),
         {"a refused ATTACH is an error, and is not sent again": _tells()},
+        "attach",
+        "attach",
     ),
 }
 

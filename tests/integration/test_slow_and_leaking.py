@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import sims
 import test_placement
-import vector_sims
 from combinations import each_value
 from envhub_server.ipc.process_marks import memory_bytes
 from hubs import LANES, kill_worker, wait_until, worker_pids, worker_processes
@@ -102,36 +101,6 @@ def test_spare_has_the_device_of_the_worker_whose_place_it_takes() -> None:
             kill_worker(envs.call("pid")[lost])
             assert envs.call("environment", "ENVHUB_ENV_INDICES") == places and envs.call("device") == devices
             envs.reset()
-
-
-def test_spare_of_factories_that_differ_fits_its_own_worker_only() -> None:
-    factories = [partial(sims.Counter, length) for length in (2, 3, 4)]
-    with closing(envhub.make_vec(factories, num_workers=3, spares=3)) as envs:
-        for lost in range(3):
-            envs.reset()
-            kill_worker(envs.call("pid")[lost])
-            assert envs.get_attr("length") == (2, 3, 4)
-
-
-@pytest.mark.long
-def test_spares_that_fail_are_not_made_again_and_again(tmp_path: Path) -> None:
-    class OnlyTwo(sims.Counter):
-        def __init__(self) -> None:
-            with (tmp_path / "made").open("a+") as file:
-                file.write("x")
-                file.seek(0)
-                if len(file.read()) > 2:
-                    raise RuntimeError("there are two licences")
-            super().__init__()
-
-    begun_s = time.monotonic()
-    with closing(envhub.make_vec(OnlyTwo, 2, num_workers=2, spares=1)) as envs:
-        envs.reset()
-        assert wait_until(lambda: len((tmp_path / "made").read_text()) >= 3)
-        for _ in range(100):
-            envs.step([0, 0])
-        tried = len((tmp_path / "made").read_text()) - 3
-        assert time.monotonic() - begun_s >= 2**tried - 1  # it is tried again after 1 s, 2 s, 4 s and so on
 
 
 class Run:
@@ -296,21 +265,6 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
         assert worker_pids() != before
 
 
-def test_vector_env_that_its_program_resets_is_cut_when_it_is_recycled() -> None:
-    how = {"vector": True, "num_workers": 1, "autoreset_mode": "Disabled", "recycle": {"episodes": 2}}
-    with closing(envhub.make_vec(vector_sims.counters, 2, **how)) as envs:
-        envs.reset(seed=1)
-        assert wait_until(lambda: len(worker_pids()) == 2)  # with the spare
-        before = worker_pids()
-        while not envs.step([0, 0])[2].all():
-            pass
-        assert wait_until(lambda: worker_pids() != before)  # the worker has left
-        for row in range(2):
-            envs.reset(options={"reset_mask": np.arange(2) == row})
-        _, _, _, truncations, infos = envs.step([0, 0])
-        assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"recycle"}
-
-
 class Words(sims.Leaky):
     """Its actions are texts of numbers, which it observes."""
 
@@ -355,17 +309,6 @@ def test_env_that_its_program_resets_is_recycled_at_an_episodes_end() -> None:
             assert terminated
             pids.add(int(observation[1]))
         assert len(pids) >= 4
-
-
-@pytest.mark.long
-def test_recycled_worker_that_does_not_close_is_ended() -> None:
-    class Stuck(sims.Leaky):
-        def close(self) -> None:
-            time.sleep(60)
-
-    with closing(envhub.make_vec(Stuck, recycle={"episodes": 10}, close_timeout=0.5)) as envs:
-        Run(envs, length=5).until_recycled(2)
-        assert wait_until(lambda: len(worker_processes(os.getpid())) <= 2, 10)
 
 
 @pytest.mark.long

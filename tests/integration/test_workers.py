@@ -97,20 +97,6 @@ class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that might wait."""
 
 
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
-def test_results_are_the_same_however_often_an_env_was_used_before(tmp_path: Path, lane: str) -> None:
-    num_envs = CPUS + 2
-    expected = [np.random.RandomState(seed).random_sample(STEPS_TOLD + 1)[-1] for seed in range(num_envs)]
-    with serve(tmp_path, "draws=sims:Draws") as hub:
-        for _ in range(3):
-            with closing(envhub.make_vec("draws", num_envs, hub=hub.ipc, lane=lane)) as envs:
-                envs.reset(seed=0)
-                for _ in range(STEPS_TOLD):
-                    observations = envs.step([0] * num_envs)[0]
-                assert observations[:, 0].tolist() == pytest.approx(expected)
-                assert envs.num_workers == num_envs
-
-
 def test_what_envs_change_that_their_process_shares_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     with closing(envhub.make_vec([sims.Draws] * 4, num_workers=2)) as envs:
         envs.reset(seed=0)

@@ -679,15 +679,6 @@ def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
     assert session.phase is Phase.READY
 
 
-def test_reset_with_a_mask_says_which_rows_every_worker_resets() -> None:
-    session = ready(4, 2)
-    assert session.request(Reset([1, 2, 3, 4], [False, True, False, False])) == [
-        PostReset(),
-        Tell(0, ResetRows([], [], b"")),
-        Tell(1, ResetRows([1], [2], b"")),
-    ]
-
-
 @pytest.mark.parametrize(
     "reset", [Reset([1]), Reset([1, 2, 3, 4]), Reset(mask=[True]), Reset(mask=[False] * 3), Reset(mask=[True] * 4)]
 )
@@ -841,16 +832,6 @@ def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
     assert session.said(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
 
 
-def test_set_attr_gives_each_worker_its_values() -> None:
-    session = ready()
-    assert session.request(SetAttr("gravity", [b"1", b"2", b"3"])) == [
-        Tell(0, SetAttrRows([0, 2], "gravity", each=[b"1", b"3"], number=1)),
-        Tell(1, SetAttrRows([1], "gravity", each=[b"2"], number=1)),
-    ]
-    session.said(0, CallResults([b"", b""]))
-    assert session.said(1, CallResults([b""])) == [Answer(Done(), rows=((0, b""), (1, b""), (2, b"")))]
-
-
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_values_of_another_number_are_refused_and_nothing_is_set(count: int) -> None:
     session = ready()
@@ -974,17 +955,6 @@ def test_process_that_ends_while_it_closes_its_envs_is_told() -> None:
 def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
     made = ready(1, 1, autoreset_mode="SameStep", observation_mode="different").made
     assert made is not None and (made.autoreset_mode, made.observation_mode) == ("SameStep", "different")
-
-
-def test_session_can_be_taken_over_until_it_closes() -> None:
-    session = ready(faults=Faults(restarts_max=0))
-    assert session.attachable and begun().attachable
-    session.exited(0)
-    assert session.phase is Phase.BROKEN and session.attachable
-    session.request(Close())
-    assert session.phase is Phase.CLOSING and not session.attachable
-    session.exited(1)
-    assert session.phase is Phase.ENDED and not session.attachable
 
 
 def test_requests_while_closing_are_refused() -> None:

@@ -123,13 +123,6 @@ def test_two_workers_that_end_at_once_get_a_spare_each_as_far_as_there_are_any()
     assert session.slots[3].stage is Stage.BUILDING
 
 
-def test_call_under_way_ends_with_a_worker_and_its_spare_serves() -> None:
-    session = spared()
-    session.request(Call("pid", b"", []))
-    instructions = session.exited(1)
-    assert every(Assign, instructions) and session.phase is Phase.CALLING
-
-
 def test_spares_of_devices_are_made_for_each_device() -> None:
     session = ready(4, 4, hosting=Hosting(spares=2, gpus=[5, 6]))
     assert {spare.place for spare in session.slots.spares.values()} == {0, 1}
@@ -390,24 +383,6 @@ def test_worker_that_ends_before_it_left_is_lost_and_the_spare_serves() -> None:
     assert session.restarts == 1 and session.recycled == 0 and session.elapsed(60.0) == []
 
 
-def test_spare_that_ends_is_made_again_later_and_the_worker_serves_on() -> None:
-    session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    assert session.exited(2) == [] and session.restarts == 0
-    assert session.elapsed(SPARE_RETRY_S / 2) == []
-    begun = session.elapsed(SPARE_RETRY_S)
-    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
-
-
-def test_worker_that_is_due_while_another_leaves_has_a_spare_made() -> None:
-    session = ready(**WORN)
-    session.said(0, EpisodesDone())
-    session.said(2, built())
-    begun = session.said(1, EpisodesDone())
-    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
-    assert session.said(3, built()) == [Tell(1, Leave())]
-
-
 def test_spare_that_is_ready_before_the_next_process_of_a_lost_worker_leaves_no_spare_behind() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())
@@ -475,12 +450,6 @@ def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
     assert session.said(1, EpisodesDone()) == []
     begun = session.ended(1)
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
-
-
-def test_spare_that_is_made_while_a_worker_is_lost_takes_its_place_at_once() -> None:
-    session = ready(**SPARES)
-    session.exited(0)
-    assert Assign(0, 2) in session.said(2, built()) and 2 not in session.slots.spares
 
 
 def test_spare_that_fails_again_and_again_is_tried_once_a_minute() -> None:

@@ -310,12 +310,12 @@ BUDGETS = {
     "envhub/values": (2049, 9),
     "server/envhub_server": (1320, 7),
     "server/envhub_server/catalog": (789, 5),
-    "server/envhub_server/hub": (2770, 12),
+    "server/envhub_server/hub": (2725, 11),
     "server/envhub_server/ipc": (1240, 7),
-    "server/envhub_server/memory": (635, 4),
+    "server/envhub_server/memory": (700, 4),  # 85 decide the fates of rows, from session
     "server/envhub_server/network": (2546, 11),
     "server/envhub_server/processes": (1610, 6),
-    "server/envhub_server/session": (3330, 14),
+    "server/envhub_server/session": (3235, 13),
     "server/envhub_server/worker": (4820, 20),
 }
 

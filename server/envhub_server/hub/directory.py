@@ -33,7 +33,7 @@ class Directory:
     """The sessions of one hub. It owns which there are, and by which token each is reached.
 
     Attributes:
-        by_token: likewise; a session's token is another one after each takeover.
+        by_token: the sessions for reading; a session's token is another one after each takeover.
         restarts_before: how often workers of sessions that have ended were restarted.
         steps_before: how many steps and resets the envs of sessions that have ended did.
     """

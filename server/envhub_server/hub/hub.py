@@ -41,11 +41,10 @@ from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, SessionStarter
-from envhub_server.hub.offers import Offers
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.hub.status import Status
+from envhub_server.hub.status import Offers, Status
 from envhub_server.log import Logger
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, Schedule
 from envhub_server.memory.session_memory import ArenaBudget, UnreadMemory

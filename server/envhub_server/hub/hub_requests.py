@@ -14,12 +14,11 @@ from envhub_server.config import HubConfig, has_quota, memory_available_bytes, p
 from envhub_server.hub import planner
 from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import ClientUsage, Directory
-from envhub_server.hub.offers import Offers
 from envhub_server.hub.planner import SessionPlan
 from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
 from envhub_server.hub.resources import Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.hub.status import Status
+from envhub_server.hub.status import Offers, Status
 from envhub_server.ipc.factories_memory import held
 from envhub_server.log import Logger
 from envhub_server.memory.session_memory import INFO_BYTES, UnreadObservations

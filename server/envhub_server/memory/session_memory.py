@@ -11,7 +11,7 @@ import struct
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub_server.loop import Poller, Source
 from envhub_server.memory.step_io import Blob, StepFrames, row_frames
-from envhub_server.session.failover import Words
 from envhub_server.session.slots import Progress
 
 INFO_BYTES = 2048  # room for an info in the arena, per row; it grows where an env shows more
@@ -48,6 +47,16 @@ class ArenaBudget:
         self._used += nbytes
         if self._whole is not None:
             self._whole.use(nbytes)
+
+
+class Words(NamedTuple):
+    """The arena's words for some rows: the rows' indices, and per word an array in the order of ``rows``."""
+
+    rows: np.ndarray
+    request: np.ndarray
+    done: np.ndarray
+    op: np.ndarray
+    needs_reset: np.ndarray
 
 
 class SessionMemory:

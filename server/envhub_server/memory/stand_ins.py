@@ -1,7 +1,33 @@
 """Results in place of envs whose worker has ended, so that no driver waits for them.
 
 A worker owns the words and results of its rows from when it serves until it is reaped; then the hub owns them, until
-the next process serves. ``session.failover`` says which row gets which result; this module writes it.
+the next process serves. ``plan_rows`` says which row gets which result:
+
+====================  ====================================  ==================  ======================================
+the row               and                                   its step            ``needs_reset`` afterwards
+====================  ====================================  ==================  ======================================
+is done               the loss raises in another row's      --                  FRESH: one error reports all rows
+                      step of the whole batch
+is done               its episode had ended, or it is new,  --                  FRESH: reset before its next step
+                      and the loss is a truncation
+is done               the pending reset names it, and also  pending again, for  FRESH: the next worker resets it
+                      a row that is not done                the next worker
+is done               otherwise                             --                  REPORT_PENDING: the next step reports
+waits for a step                                            completed as lost   FRESH
+waits for a reset     the reset names it                    left to the next    FRESH: the next worker resets it
+                                                            worker
+waits for a reset     the reset does not name it            kept, unless        as a row that is done
+                                                            others are reset
+waits for a reset     the loss raises, or the hub has no    completed as lost   FRESH
+                      pending reset
+====================  ====================================  ==================  ======================================
+
+A step that is completed as lost is a truncation, or an exception if the policy is to raise. A row that is kept repeats
+its last observation.
+
+If the policy is to raise, the first step of each row that was not done when its worker ended raises, once. The step may
+have been posted before or after the end, and the hub need not have known of the end. A step of the whole batch raises
+once for all of its rows. In partial batches, each error replaces one row's result.
 
 Leaves of an observation that have no fixed size (objects) have one place per row in the arena, in front of the info.
 The arrays have two slots, so the last complete ones survive an env that fails in the middle of the next step; the
@@ -11,19 +37,75 @@ another client attaches. Each copy has the row's ``done`` word, so that a copy o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from envhub.arena.memory import FRESH, OP_RESET, STATUS_RAISED, Arena, mark_no_step, truncate
+from envhub.arena.memory import (
+    ENDED,
+    FRESH,
+    OP_PART,
+    OP_RESET,
+    REPORT_PENDING,
+    STATUS_RAISED,
+    Arena,
+    mark_no_step,
+    truncate,
+)
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.memory.session_memory import SessionMemory
-from envhub_server.session import failover
+from envhub_server.memory.session_memory import SessionMemory, Words
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import WorkerLoss
 from envhub_server.session.state import Event
+
+
+class Plan(NamedTuple):
+    """The fates of the rows of a worker that has ended."""
+
+    lost: np.ndarray  # rows whose step is completed as lost
+    kept: np.ndarray  # rows whose reset is completed without a change
+    waiting: np.ndarray  # rows whose reset the next worker carries out
+    again: np.ndarray  # rows that are done, and whose reset the next worker carries out once more
+    # The new word of every row, in the order of ``Words.rows``; a lost row's is stored with its loss.
+    needs_reset: np.ndarray
+
+
+def plan_rows(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
+    """Decide what becomes of each row when the hub learns that its worker has ended.
+
+    Args:
+        words: the words of the worker's rows.
+        resetting: the rows that the pending reset names; None if no reset is pending.
+        raises: True if the loss is reported as an exception.
+    """
+    rows, pending = words.rows, words.request != words.done
+    asked = (words.op == OP_RESET) & (resetting is not None and not raises)
+    is_named = np.isin(rows, list(resetting or ()))
+    resets, named = pending & asked, pending & asked & is_named
+    kept, again = resets & ~named, ~pending & asked & is_named & named.any()
+    lost = pending & ~resets
+    reported = raises and bool((words.op[lost] != OP_PART).any())  # one error reports all rows
+    new = (words.needs_reset == ENDED) | (words.needs_reset == FRESH)
+    needs_reset = np.where(reported | (new & (not raises)), FRESH, REPORT_PENDING)
+    needs_reset[named | again | lost] = FRESH
+    return Plan(rows[lost], rows[kept & (not named.any())], rows[named], rows[again], needs_reset)
+
+
+def posted_rows(words: Words, is_batch: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of steps posted to an ended worker: rows whose step is lost, and rows that wait for the next worker.
+
+    A step reports the loss if no earlier step has. Otherwise it is the first step of the rebuilt env, and waits for it.
+    Resets wait without a limit. With ``is_batch`` the rows are those of a vector env, which takes one step for all of
+    them: they are lost or wait together.
+    """
+    steps = (words.request != words.done) & (words.op != OP_RESET)
+    reporting = steps & (words.needs_reset == REPORT_PENDING)
+    if is_batch and reporting.any():
+        reporting = steps & steps.all()  # a driver may not have posted the other rows yet
+    return words.rows[reporting], words.rows[steps & ~reporting]
 
 
 class ObjectCopies:
@@ -84,7 +166,7 @@ class StandIns:
             if self.copies is not None:
                 self.copies.keep(arena, words.rows.tolist(), has_left=True)
             return self.posted(slot)
-        plan = failover.plan(words, resetting, loss.raises)
+        plan = plan_rows(words, resetting, loss.raises)
         if self.copies is not None:  # the blobs of rows that are not done may be incomplete
             self.copies.keep(arena, words.rows[words.request == words.done].tolist())
         arena.needs_reset[words.rows] = plan.needs_reset
@@ -98,7 +180,7 @@ class StandIns:
         loss = self.losses.get(slot)
         if loss is None:
             return []
-        lost, waiting = failover.posted(self.memory.words(slot), self._is_batch)
+        lost, waiting = posted_rows(self.memory.words(slot), self._is_batch)
         reports = self._lose(lost, loss)
         return [*reports, (SessionMachine.on_rows_waiting, (slot,))] if waiting.size else reports
 

@@ -36,18 +36,20 @@ class OtherUsersSocket(PermissionError):
 class SocketAtPath:
     """The socket at a path, on a system that cannot hold its file open."""
 
-    def __init__(self, path: str, status: os.stat_result) -> None:
-        self.path = path
-        self._inode = status.st_dev, status.st_ino
-
-    def is_same(self, other: SocketAtPath) -> bool:
-        return self._inode == other._inode
+    def __init__(self, path: str) -> None:
+        status = os.lstat(path)
+        if sys.platform == "win32" or not stat.S_ISSOCK(status.st_mode):
+            raise OSError(errno.ENOTSOCK, "is no socket", path)
+        if status.st_uid != os.getuid():
+            raise OtherUsersSocket(path, status.st_uid)
+        if (weakness := weakness_of(os.path.dirname(path))) is not None:
+            raise OSError(errno.EPERM, f"another user could replace it, since {weakness}", path)
+        self.path, self.inode = path, (status.st_dev, status.st_ino)
 
     def __enter__(self) -> SocketAtPath:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None: ...
 
     def close(self) -> None: ...
 
@@ -55,7 +57,7 @@ class SocketAtPath:
 def open_socket_file(path: str) -> FileIO | SocketAtPath:
     """Open the file of the socket at this path. Raises ``OtherUsersSocket`` or ``OSError``."""
     if sys.platform != "linux":
-        return _socket_at(path)
+        return SocketAtPath(path)
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         raise OSError(errno.ENOTSOCK, "is no socket", path)
     # One call into C opens and stores it: an interrupt in between would leak the descriptor.
@@ -66,20 +68,9 @@ def open_socket_file(path: str) -> FileIO | SocketAtPath:
     return file
 
 
-def _socket_at(path: str) -> SocketAtPath:
-    status = os.lstat(path)
-    if sys.platform == "win32" or not stat.S_ISSOCK(status.st_mode):
-        raise OSError(errno.ENOTSOCK, "is no socket", path)
-    if status.st_uid != os.getuid():
-        raise OtherUsersSocket(path, status.st_uid)
-    if (weakness := weakness_of(os.path.dirname(path))) is not None:
-        raise OSError(errno.EPERM, f"another user could replace it, since {weakness}", path)
-    return SocketAtPath(path, status)
-
-
 def is_same(file: FileIO | SocketAtPath, other: FileIO | SocketAtPath) -> bool:
     if isinstance(file, SocketAtPath) or isinstance(other, SocketAtPath):
-        return isinstance(file, SocketAtPath) and isinstance(other, SocketAtPath) and file.is_same(other)
+        return getattr(file, "inode", 0) == getattr(other, "inode", 1)
     return os.path.sameopenfile(file.fileno(), other.fileno())
 
 

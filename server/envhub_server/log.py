@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -54,14 +55,10 @@ class NonblockingWriter:
         except BlockingIOError:
             return 0
         except OSError as error:  # closed or gone, or of a kind that has no such flag
-            return self._written_if_ready(piece) if error.errno in _NOT_THERE else 0
-
-    def _written_if_ready(self, piece: bytes) -> int:
-        try:
             # A pipe that is ready takes PIPE_BUF bytes without waiting.
-            ready = self._poll.poll(0) == [(self.descriptor, select.POLLOUT)]
-            return os.write(self.descriptor, piece) if ready else 0
-        except OSError:
+            if error.errno in _NOT_THERE and self._poll.poll(0) == [(self.descriptor, select.POLLOUT)]:
+                with contextlib.suppress(OSError):
+                    return os.write(self.descriptor, piece)
             return 0
 
 

@@ -306,7 +306,7 @@ BUDGETS = {
     "envhub/cli": (881, 6),
     "envhub/fleet": (643, 3),
     "envhub/protocol": (1533, 6),
-    "envhub/transport": (852, 5),
+    "envhub/transport": (843, 5),
     "envhub/values": (2049, 9),
     "server/envhub_server": (1320, 7),
     "server/envhub_server/catalog": (789, 5),

@@ -133,10 +133,6 @@ class Registry:
     def required(self) -> set[str]:
         return {entry.name for entry in self._entries if entry.settings.required}
 
-    @property
-    def has_one(self) -> bool:
-        return len(self._entries) == 1
-
     def lone_factory(self) -> str:
         """The factory of the only entry, if it has one and the hub's own interpreter; else empty."""
         (entry, *others) = self._entries
@@ -182,7 +178,7 @@ class Registry:
         """The few names on offer that resemble this one, the most similar first; by default of literal ones."""
         candidates = self._literal_names() if names is None else names
         near: list[str] = []
-        for spelling in (str.casefold, _stem):
+        for spelling in (str.casefold, lambda each: VERSION.sub("", each.casefold().rpartition("/")[2])):
             spelled = {spelling(each): each for each in candidates}
             wanted = spelling(name.rpartition(":")[2])
             near += [spelled[each] for each in get_close_matches(wanted[:NAME_CHARS_MAX], spelled, NEAREST_MAX)]
@@ -207,8 +203,9 @@ class Registry:
         entry may name one that is not there.
         """
         unmatched = {} if key.is_other else self.unmatched(key, registered)
+        sure = imported or len(self._entries) == 1
         entries = (entry for entry in self._of(key) if entry.name in unmatched)
-        return next((unmatched[each.name] for each in entries if imported or not each.modules or self.has_one), "")
+        return next((unmatched[each.name] for each in entries if sure or not each.modules), "")
 
     def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
         wanted = entry.id or entry.name
@@ -241,10 +238,6 @@ def of_program(make: Make) -> Recipe:
 def namespace_modules(name: str) -> tuple[str, ...]:
     namespace, slash, _ = name.partition("/")
     return (NAMESPACES[namespace],) if slash and namespace in NAMESPACES else ()
-
-
-def _stem(name: str) -> str:
-    return VERSION.sub("", name.casefold().rpartition("/")[2])
 
 
 def _parse(entry: str) -> _Entry:

@@ -216,7 +216,12 @@ class Connections:
                 each.frames_read, each.full_checks, each.progress = each.entry.frames_read, 0, None
             each.full_checks = each.full_checks + 1 if state & FULL else 0
             if each.full_checks == FULL_CHECKS:
-                ends.append((each, _too_much(state, frames_max)))
+                why = "it has sent too many bytes before it was let in"
+                if state & FULL_FRAMES:
+                    why = f"one of its messages has more than {frames_max} frames"
+                elif state & FULL_BYTES:
+                    why = "it has sent too many bytes of a message that does not end"
+                ends.append((each, why))
             elif not state & PARTIAL or each.silent_until_s < math.inf:
                 each.progress = None
             elif each.progress is None or each.entry.received >= each.progress[1] + PROGRESS_BYTES:
@@ -235,14 +240,6 @@ class Connections:
         """The connections of clients whose keys are not among these any more, or are another's or with other rights."""
         holding = [each for each in self._by_descriptor.values() if each.key and each.holder is not None]
         return [each for each in holding if _admitted_as(holders.get(each.key)) != _admitted_as(each.holder)]
-
-
-def _too_much(state: int, frames_max: int) -> str:
-    if state & FULL_FRAMES:
-        return f"one of its messages has more than {frames_max} frames"
-    if state & FULL_BYTES:
-        return "it has sent too many bytes of a message that does not end"
-    return "it has sent too many bytes before it was let in"
 
 
 def _note(peers: dict[bytes, float], peer: bytes, now_s: float) -> None:

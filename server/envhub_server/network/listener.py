@@ -106,7 +106,8 @@ class Listener:
             address.check_private(path.parent)
         if not path.parent.is_dir():
             raise AddressError(f"{wanted.text}: the folder {path.parent} does not exist")
-        sockets_there = [path, _shut_path(path), _full_path(path), *filter(None, [_side_path(path)])]
+        side = address.side_path(str(path))
+        sockets_there = [path, _shut_path(path), _full_path(path), *([Path(side)] if side else [])]
         for there in sockets_there:
             if os.path.lexists(there) and not stat.S_ISSOCK(there.lstat().st_mode):
                 raise AddressError(f"{wanted.text}: {there} exists and is no socket; choose another path")
@@ -199,11 +200,6 @@ class Listener:
             os.close(descriptor)
         self._paths.clear()
         self._locks.clear()
-
-
-def _side_path(path: Path) -> Path | None:
-    side = address.side_path(str(path))
-    return None if side is None else Path(side)
 
 
 def _full_path(path: Path) -> Path:

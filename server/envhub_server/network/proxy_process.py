@@ -26,6 +26,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from envhub.transport.socket_file import tcp_facts
 from envhub_server.network import proxy_page
@@ -325,7 +326,7 @@ class Proxy:
         self._epoll.register(self._control, _IN)
         for listener in self._listeners:
             listener.setblocking(False)
-            self.handlers[listener.fileno()] = self._accepts(listener)
+            self.handlers[listener.fileno()] = partial(self._accept, listener)
         self._listen()
         while not self._ending or (self._links and time.monotonic() < self._end_s):
             wait_s = None if self._look_s == math.inf else max(0.0, self._look_s - time.monotonic())
@@ -395,18 +396,14 @@ class Proxy:
             for listener in self._listeners:
                 self.watch(listener, _IN * wanted)
 
-    def _accepts(self, listener: socket.socket) -> Handler:
-        def accept(events: int) -> None:
-            if not self._listening:
-                return
-            with contextlib.suppress(OSError):  # there is none, or it has ended already
-                client, address = listener.accept()
-                self._accepted(client, str(address[0]))
-
-        return accept
-
-    def _accepted(self, client: socket.socket, host: str) -> None:
-        hub = None
+    def _accept(self, listener: socket.socket, events: int) -> None:
+        if not self._listening:
+            return
+        try:
+            client, address = listener.accept()
+        except OSError:  # there is none, or it has ended already
+            return
+        host, hub = str(address[0]), None
         try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

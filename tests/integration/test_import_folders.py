@@ -84,24 +84,6 @@ def test_only_the_modules_of_envs_are_imported_from_the_working_directory(tmp_pa
 
 
 @pytest.mark.long
-def test_nor_is_what_is_installed_where_the_command_is_run_as_a_module(tmp_path: Path, decoys: Path) -> None:
-    for name in sys.stdlib_module_names:  # which the package may need before any line of its command
-        (decoys / f"{name}.py").unlink()
-    with serve(tmp_path, "sim=my_sims:make", cwd=decoys) as hub:
-        check(decoys, hub.ipc)
-
-
-# It is the working directory to Python, and easily left by PYTHONPATH=$PYTHONPATH:/more.
-@pytest.mark.long
-def test_an_empty_part_of_pythonpath_is_not_the_working_directory_of_workers(tmp_path: Path, decoys: Path) -> None:
-    table = f'[envs.sim]\nenv = "my_sims:make"\nfolder = "{decoys}"\n'
-    (tmp_path / "hub.toml").write_text(table)
-    path = f"{os.environ.get('PYTHONPATH', '')}:{os.pathsep}"
-    with serve(tmp_path, "--config", str(tmp_path / "hub.toml"), cwd=tmp_path, environ={"PYTHONPATH": path}) as hub:
-        check(decoys, hub.ipc)
-
-
-@pytest.mark.long
 def test_another_interpreter_imports_only_modules_of_envs_from_its_folder(tmp_path: Path, decoys: Path) -> None:
     python = environment(tmp_path / "venv", *WORKING)
     (tmp_path / "hub.toml").write_text(f'[envs.sim]\nenv = "my_sims:make"\npython = "{python}"\nfolder = "{decoys}"\n')

@@ -199,23 +199,6 @@ def again(name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_what_an_env_does_beside_its_steps_does_no_harm(hosted: Hosted, lane: str) -> None:
-    envs = hosted.make("unruly", lane, num_workers=2)
-    deeds = {name: number for number, name in enumerate(Unruly.DEEDS)}
-    try:
-        first, _ = envs.reset(seed=1)
-        for number, deed in enumerate(("print", "fork", "signals"), 1):
-            observation, _, _, truncations, infos = envs.step(np.array([deeds[deed], 0]))
-            assert observation[:, 0].tolist() == [number, number] and not truncations.any() and not infos, deed
-        envs.reset()
-        observation = envs.step(np.array([deeds["threads"], 0]))[0]
-        assert observation[:, 0].tolist() == [1, 1] and (observation[:, 1] == first[:, 1]).all()  # the same processes
-    finally:
-        envs.close()
-    with envhub.connect(hosted.hub.ipc) as client:
-        assert wait_until(lambda: client.stats()["workers"] == 0, 20)  # signals that are ignored end no close
-
-
 def test_render_and_call(hosted: Hosted, lane: str) -> None:
     envs = hosted.make("unruly", lane, env_kwargs={"render_mode": "rgb_array"})
     try:

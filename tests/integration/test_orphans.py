@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -266,21 +265,3 @@ def test_hub_that_is_init_reaps_what_envs_leave_behind(tmp_path: Path) -> None:
     finally:
         hub.send_signal(signal.SIGTERM)
         assert outside.wait(15) == 0
-
-
-@pytest.mark.long
-def test_workers_that_end_all_at_once_are_reaped_while_others_step(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path, "counter=sims:counter") as hub,
-        closing(envhub.make_vec("counter", 1, hub=hub.ipc, lane="wire")) as envs,
-    ):
-        envs.reset()
-        others = envhub.make_vec("counter", 50, hub=hub.ipc, num_workers=50)
-        ending = [psutil.Process(pid) for pid in others.call("pid")]
-        for process in ending:
-            process.kill()
-        begun = time.monotonic()
-        while any(process.is_running() for process in ending) and time.monotonic() < begun + 60:
-            envs.step([0])
-        assert not any(process.is_running() for process in ending)
-        others.close(terminate=True)

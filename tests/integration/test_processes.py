@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
@@ -19,9 +18,7 @@ import pytest
 import sims
 from envhub_client.connection.connection import connect
 from envhub_client.private_hub.process import PrivateHub, private_hub
-from envhub_server.network import descriptor_guard
 from envhub_server.processes.interpreter import ZygoteProcess
-from envhub_server.session.sizing import SHARE
 from hubs import ServedHub, below, serve, wait_until
 
 import envhub
@@ -124,24 +121,6 @@ def test_session_that_finds_too_few_descriptors_is_refused_and_leaves_none(tmp_p
             others.reset()
         assert wait_until(lambda: process.num_fds() <= before + 1)  # one is the latest client's connection
         assert envs.step([0])[0][:, 0].tolist() == [1]
-
-
-@pytest.mark.long
-def test_number_of_workers_that_descriptors_allow_suits_envs_that_are_made_by_name(tmp_path: Path) -> None:
-    cpus = len(os.sched_getaffinity(0))
-    num_envs, wanted = 2 * cpus + 3, cpus + 1
-    with serve(tmp_path, "counter=sims:counter") as hub:
-        process = psutil.Process(hub.process.pid)
-        given = (
-            process.num_fds()
-            + descriptor_guard.PER_SESSION
-            + math.ceil((wanted + 0.5) / SHARE) * descriptor_guard.PER_WORKER
-        )
-        process.rlimit(psutil.RLIMIT_NOFILE, (2 * given, 2 * given))  # of which the hub keeps half
-        with closing(envhub.make_vec("counter", num_envs, hub=hub.ipc)) as envs:
-            assert envs.sizing.num_workers == wanted, envs.sizing
-            envs.reset()
-            assert envs.step([0] * num_envs)[0][:, 0].tolist() == [1] * num_envs
 
 
 @pytest.mark.long

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ale_py
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from envhub_server import replay
 from envhub_server.ipc import replay_file
 from envhub_server.worker.replayer import _notes
 from gymnasium.vector import AutoresetMode
-from hubs import LANES, ServedHub, serve, wait_until, worker_processes, written_replay
+from hubs import ServedHub, serve, wait_until, worker_processes, written_replay
 
 import envhub
 from envhub.values import codec
@@ -66,13 +64,6 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> list[envhub.EnvFailure]:
     return found[:count]
 
 
-def some_of(*few: tuple[str, str], among: Iterable[str]) -> list[Any]:
-    """All of these on every lane: a few always, others where there is time, and by ipc in the chaos tests."""
-    long, chaos = pytest.mark.long, pytest.mark.chaos
-    combined = itertools.product(LANES, among)
-    return [pytest.param(*each, marks=() if each in few else chaos if each[0] == "ipc" else long) for each in combined]
-
-
 def files_in(folder: Path) -> list[Path]:
     return [path for path, _ in replay.files_in(folder)]
 
@@ -95,7 +86,12 @@ def run(failure: envhub.EnvFailure | envhub.EnvRaised) -> replay.Comparison:
 
 
 @pytest.mark.parametrize(
-    ("address", "cause"), some_of(("embedded", "exception"), ("tcp", "exit"), among=CAUSES), indirect=["address"]
+    ("address", "cause"),
+    [
+        *(("embedded", "exception"), ("tcp", "exit")),
+        *(pytest.param(lane, cause, marks=pytest.mark.long) for lane in ("embedded", "tcp") for cause in CAUSES),
+    ],
+    indirect=["address"],
 )
 def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | None) -> None:
     with made(address, cause) as envs:
@@ -378,32 +374,21 @@ def test_debugger_that_is_left_ends_the_run_without_a_verdict() -> None:
     assert ran.returncode == 0 and "where the debugger was left" in ran.stdout, ran
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("address", "env"),
-    some_of(
-        *(("embedded", "CartPole-v1"), ("tcp", "Blackjack-v1")),
-        among=["CartPole-v1", "Blackjack-v1", "HalfCheetah-v5", "ALE/Pong-v5"],
-    ),
-    indirect=["address"],
-)
-def test_env_that_was_killed_does_not_fail_again(env: str, address: str | None, request: pytest.FixtureRequest) -> None:
-    gym.register_envs(ale_py)
+@pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=pytest.mark.long), "Blackjack-v1"])
+def test_env_that_was_killed_does_not_fail_again(env: str) -> None:
     wrapped = copy.deepcopy(gym.spec(env))  # which is the one that is registered
     wrapped.additional_wrappers = (gym.wrappers.TimeLimit.wrapper_spec(max_episode_steps=15),)
-    with contextlib.closing(envhub.make_vec(wrapped, 2, hub=address, num_workers=2)) as envs:
+    with contextlib.closing(envhub.make_vec(wrapped, 2, num_workers=2)) as envs:
         envs.reset(seed=3)
         rng = np.random.default_rng(1)
         for _ in range(50):
-            envs.step(np.array([rng.integers(0, 2)] * 2) if env != "HalfCheetah-v5" else rng.random((2, 6)))
+            envs.step(np.array([rng.integers(0, 2)] * 2))
         before = set(files_in(FOLDER))
-        hub = private_hub().pid if address is None else request.getfixturevalue("hub").process.pid
-        for worker in worker_processes(hub):
+        for worker in worker_processes(private_hub().pid):
             worker.kill()
-        name = "env-" if address is None else env.replace("/", "-")
 
         def new() -> list[Path]:
-            return [path for path in set(files_in(FOLDER)) - before if path.name.startswith(name)]
+            return [path for path in set(files_in(FOLDER)) - before if path.name.startswith("env-")]
 
         assert wait_until(lambda: len(new()) >= 2)
     for path in new():

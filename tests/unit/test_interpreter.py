@@ -39,6 +39,8 @@ def start(*lines: bytes) -> Start:
 def test_what_is_about_the_hubs_python_reaches_no_other_interpreter() -> None:
     assert environment_of(OWN, sys.executable, OF_THE_HUB) == {**OF_THE_HUB, **ONE_THREAD}
     assert environment_of(OWN, sys.executable, {"OMP_NUM_THREADS": "3"}) == {**ONE_THREAD, "OMP_NUM_THREADS": "3"}
+    # An empty part of it is the working directory to Python, and easily left by PYTHONPATH=$PYTHONPATH:/more.
+    assert environment_of(OWN, sys.executable, {"PYTHONPATH": "/a::/b:"})["PYTHONPATH"] == "/a:/b"
     other = InterpreterKey("/old/bin/python", (("PYTHONPATH", "/mine"), ("A", "b")), ("/a", "/b"))
     assert environment_of(other, "/old/bin/python", OF_THE_HUB) == {
         "PATH": "/old/bin:/bin",

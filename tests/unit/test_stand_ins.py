@@ -23,6 +23,7 @@ from envhub.arena.memory import (
     REPORT_PENDING,
     STATUS_INFO,
     STATUS_OK,
+    STATUS_RAISED,
     Arena,
 )
 from envhub.protocol.messages import Failure
@@ -325,6 +326,7 @@ def test_each_row_that_raises_is_named_shows_its_last_observation_and_is_reset_n
     step(memory)
     reports = stand_ins.take(0, RAISED, None)
     assert [failure.env_index for failure in failures(reports)] == [0, 2]
+    assert arena.status[[0, 2]].tolist() == [STATUS_RAISED] * 2
     assert [shown(memory, row) for row in (0, 2)] == [7.0, 7.0]
     stand_ins.take(1, TRUNCATED, None)
     step(memory)
@@ -342,11 +344,6 @@ def test_rows_of_a_vector_env_report_their_loss_together_and_others_do_not(memor
         stand_ins.finish(0, TRUNCATED)
         stand_ins.release(0)
         finish(memory, *range(ROWS))
-    default = StandIns(memory, None)
-    default.take(0, TRUNCATED, None)
-    memory.arena.needs_reset[0], memory.arena.needs_reset[2] = FRESH, REPORT_PENDING
-    step(memory)
-    assert default.posted(0) == [WAITING]
 
 
 def test_loss_that_is_raised_by_a_later_step_has_the_env_reset_next(memory: SessionMemory) -> None:

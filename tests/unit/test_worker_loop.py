@@ -547,19 +547,6 @@ def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monke
 # --- turn words -------------------------------------------------------------------------------------------------------
 
 
-def test_turn_names_the_row_that_is_stepped_and_whether_that_is_the_first_time() -> None:
-    with serving([1, 3]) as hub:
-        seen: list[int] = []
-        for env in made:
-            env.observed = lambda: seen.append(int(hub.arena.turn[1])) or np.zeros(2)  # type: ignore[method-assign, func-returns-value]
-        hub.step()
-        hub.step()
-        assert [turn & TURN_ROW for turn in seen] == [1, 3, 1, 3]
-        assert [bool(turn & TURN_FIRST) for turn in seen] == [True, True, False, False]
-        numbers = [turn // TURN_ONE for turn in seen]
-        assert numbers == sorted(set(numbers))
-
-
 def test_turn_is_another_at_every_call_and_names_no_row_between_batches() -> None:
     with serving([2, 3]) as hub:
         hub.step()  # comes to an end a moment before the worker stores that it is at no row

@@ -20,7 +20,7 @@ from envhub.protocol import messages, validation
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop import Poller
+from envhub_server.loop import Poller, Source
 from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -166,11 +166,13 @@ BOUNDS: validation.Bounds = {
 }
 
 
-class WorkerSupervisor(Protocol):
-    """The supervisor of a worker: ``Supervisor``, whose attributes and methods are described there."""
+class ProcessSupervisor(Source, Protocol):
+    """The supervisor of workers and zygotes: ``Supervisor``, whose attributes and methods are described there."""
 
     poller: Poller
     streams: tuple[OutputStream, OutputStream]
+    private: bool
+    hub: str
     message_bytes_max: int
     message_limits: codec.HeaderLimits
     memory_kills: MemoryKills
@@ -182,7 +184,7 @@ class WorkerSupervisor(Protocol):
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped."""
 
-    def __init__(self, supervisor: WorkerSupervisor, worker: tuple[int, int], events: Events) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
         """Make the channel, bell and pipes of this worker of a session; the zygote makes the process."""
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.poller

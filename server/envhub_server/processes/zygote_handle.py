@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import on_this_machine
-from envhub_server.loop import Poller, Source
 from envhub_server.processes.interpreter import (
     Environment,
     InterpreterKey,
@@ -26,8 +24,8 @@ from envhub_server.processes.interpreter import (
     waits,
     what_is_wrong,
 )
-from envhub_server.processes.worker_handle import OutOfMemory, WorkerHandle, exit_cause
-from envhub_server.processes.worker_output import OutputStream, TimerDescriptor, WorkerOutput
+from envhub_server.processes.worker_handle import OutOfMemory, ProcessSupervisor, WorkerHandle, exit_cause
+from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s
@@ -38,21 +36,12 @@ NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 
 
-class ZygoteSupervisor(Source, Protocol):
-    """The supervisor of a zygote, which hears of its end: ``Supervisor``, whose attributes are described there."""
-
-    poller: Poller
-    streams: tuple[OutputStream, OutputStream]
-    private: bool
-    hub: str
-
-
 class ZygoteHandle:
     """The process that forks workers, of one interpreter, in one environment and working directory."""
 
     def __init__(
         self,
-        supervisor: ZygoteSupervisor,
+        supervisor: ProcessSupervisor,
         key: InterpreterKey,
         environ: Environment,
         guarded: Sequence[int],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import sys
 from functools import partial
 from typing import Any, Callable
@@ -32,7 +33,7 @@ from envhub_server.worker.context import (
     WorkerContext,
 )
 from envhub_server.worker.name_lister import NameLister
-from envhub_server.worker.stepper import Bells, Departure, Stepper, WorkerPoller
+from envhub_server.worker.stepper import Bells, Departure, Stepper, new_poller
 from envhub_server.worker.trace_writer import TraceWriter
 
 _CAME_BACK = (
@@ -46,8 +47,8 @@ class Worker:
 
     def __init__(self, channel: Channel, host: Host) -> None:
         self._channel, self._host = channel, host
-        self._poller = WorkerPoller()
-        self._poller.register(channel.fileno())
+        self._poller = new_poller()
+        self._poller.register(channel.fileno(), select.EPOLLIN)
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
         self._reports = FailureReports(channel, self._envs)
         self._names = NameLister(channel, self._reports)
@@ -78,7 +79,7 @@ class Worker:
             while True:
                 while bells.spinner.spins and bells.spinner.spin(stepper.has_work):
                     stepper.serve_rows()
-                for descriptor, _ in self._poller.wait():
+                for descriptor, _ in self._poller.poll():
                     if descriptor in bells.waking:
                         if descriptor == bells.hub_bell:
                             bells.silence()

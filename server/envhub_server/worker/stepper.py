@@ -40,24 +40,10 @@ from envhub_server.worker.row_places import NotFinite, as_slice
 from envhub_server.worker.shared_process import SharedState, reseed
 
 
-class WorkerPoller:
-    """Waits for descriptors, by one of its own that env code does not close by accident."""
-
-    # ``wait``: returns the descriptors that are ready, each with its events, once there are any.
-
-    def __init__(self) -> None:
-        with contextlib.closing(select.epoll()) as made:
-            self._epoll = select.epoll.fromfd(moved_up(os.dup(made.fileno())))
-        self.wait = self._epoll.poll
-
-    def register(self, descriptor: int, edges: bool = False) -> None:
-        self._epoll.register(descriptor, select.EPOLLIN | (select.EPOLLET if edges else 0))
-
-    def unregister(self, descriptor: int) -> None:
-        self._epoll.unregister(descriptor)
-
-    def close(self) -> None:
-        self._epoll.close()
+def new_poller() -> select.epoll:
+    """An epoll object whose descriptor env code does not close by accident."""
+    with contextlib.closing(select.epoll()) as made:
+        return select.epoll.fromfd(moved_up(os.dup(made.fileno())))
 
 
 RINGS_BYTES = 1 << 16  # more than a pipe can hold
@@ -66,7 +52,7 @@ RINGS_BYTES = 1 << 16  # more than a pipe can hold
 class Bells:
     """The bells of the arena."""
 
-    def __init__(self, poller: WorkerPoller) -> None:
+    def __init__(self, poller: select.epoll) -> None:
         self._poller = poller
         self.waking: tuple[int, ...] = ()  # the hub's and the client's, which wake this worker
         self.hub_bell = -1  # the hub's; -1 before there is an arena
@@ -81,8 +67,8 @@ class Bells:
 
     def watch(self, spin_us: int) -> None:
         hub_bell, client_bell = self.waking
-        self._poller.register(hub_bell)
-        self._poller.register(client_bell, edges=True)
+        self._poller.register(hub_bell, select.EPOLLIN)
+        self._poller.register(client_bell, select.EPOLLIN | select.EPOLLET)
         self.spinner, self.serving = Spinner(spin_us, time.perf_counter_ns), True
 
     def unwatch(self) -> None:

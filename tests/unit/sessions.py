@@ -18,7 +18,7 @@ from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
 from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase
 from recorder import Effect, Recorder, Tell, events
 
-from envhub.protocol.messages import Failure, Make
+from envhub.protocol.messages import Failure, Make, Send
 
 MACHINE = Machine((0, 1, 2, 3), 4, quota=True)  # with which nobody spins
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
@@ -91,6 +91,17 @@ class Session(SessionMachine):
 
     def request(self, message: Any, quiescent: bool = True, now_s: float = 0.0) -> list[Effect]:
         return self.handle(events.Request(message, quiescent), now_s)
+
+    def sends(self, *rows: int) -> None:
+        """Have a partial batch of these rows posted."""
+        self.request(Send([*rows], b"\x04"))
+        self.handle(events.PartPosted(len(rows)))
+
+    def replaced(self, worker: int = 0, now_s: float = 1e9) -> list[Effect]:
+        """What is done once a new process serves the rows of a worker that has ended."""
+        self.elapsed(now_s)
+        self.said(worker, built(), now_s)
+        return self.said(worker, Mapped(), now_s)
 
     def rows_done(self) -> list[Effect]:
         return self.handle(events.RowsDone())

@@ -1069,8 +1069,7 @@ def test_hub_that_shuts_down_waits_no_longer_than_that() -> None:
 
 def test_hub_that_shuts_down_begins_no_request() -> None:
     session = ready()
-    session.request(Send([0], b"\x04"))
-    session.handle(events.PartPosted(1))
+    session.sends(0)
     assert session.handle(DRAINING) == []
     assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
     assert session.request(Receive(1)) == [TakePart(1)]
@@ -1104,8 +1103,7 @@ def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
     session = ready()
     assert session.next_deadline_s() == math.inf
     assert session.handle(events.PartDone((0,))) == []  # nobody receives
-    session.request(Send([0], b"\x04"))
-    session.handle(events.PartPosted(1))
+    session.sends(0)
     assert session.next_deadline_s() < math.inf
     assert session.request(Send([1], b"\x04"), quiescent=False) == [PostPart()]
     session.handle(events.PartPosted(1))
@@ -1117,8 +1115,7 @@ def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
 
 def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     session = ready()
-    session.request(Send([0, 1], b"\x04"))
-    session.handle(events.PartPosted(2))
+    session.sends(0, 1)
     session.said(1, RowInfo(1, b"of the step before"))
     session.said(1, RowFailed(RAISED))
     session.request(Receive(0))
@@ -1129,8 +1126,7 @@ def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
 
 def test_send_ends_the_receive_that_waits_and_leaves_its_rows_to_the_next() -> None:
     session = ready()
-    session.request(Send([0], b"\x04"))
-    session.handle(events.PartPosted(1))
+    session.sends(0)
     session.request(Receive(1))
     assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
     assert session.handle(events.PartPosted(1)) == [Answer(Done())]
@@ -1140,8 +1136,7 @@ def test_send_ends_the_receive_that_waits_and_leaves_its_rows_to_the_next() -> N
 
 def test_refused_send_ends_the_receive_that_waits_too() -> None:
     session = ready()
-    session.request(Send([0], b"\x04"))
-    session.handle(events.PartPosted(1))
+    session.sends(0)
     for refused in (events.ActionsRefused("they do not fit"), events.Draining(9.0, 9.0, False)):
         session.request(Receive(1))
         if isinstance(refused, events.Draining):
@@ -1156,8 +1151,7 @@ def test_refused_send_ends_the_receive_that_waits_too() -> None:
 
 def test_close_gives_up_the_receive_that_waits() -> None:
     session = ready()
-    session.request(Send([0], b"\x04"))
-    session.handle(events.PartPosted(1))
+    session.sends(0)
     session.request(Receive(1))
     session.request(Close())
     assert session.handle(events.PartDone((0,))) == []
@@ -1167,8 +1161,7 @@ def test_close_gives_up_the_receive_that_waits() -> None:
 
 def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
     session = ready()
-    session.request(Send([0], b"\x04"))
-    session.handle(events.PartPosted(1))
+    session.sends(0)
     for request in (Step(b"\x04"), Reset(), Call("x", b"")):
         fail = only(Fail, session.request(request))
         assert "RECEIVE" in fail.failure.message
@@ -1316,8 +1309,7 @@ def test_takeover_waits_for_the_call_under_way() -> None:
 
 def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sent() -> None:
     session = ready()
-    session.request(Send([0, 1], b"\x04"))
-    session.handle(events.PartPosted(2))
+    session.sends(0, 1)
     session.request(Receive(1))
     assert session.handle(events.Attached(quiescent=True)) == [Transfer()]
     assert session.elapsed(1.0) == []
@@ -1419,13 +1411,6 @@ def test_vector_env_has_options_for_all_of_its_envs() -> None:
     assert PostReset() in vector_env().request(Reset(options=b"options"))
     refused = only(Fail, vector_env().request(Reset(options_each=[b"", b"", b""])))
     assert "options for all of its envs" in refused.failure.message
-
-
-def test_workers_are_told_how_many_have_a_share() -> None:
-    session = begun(3, 2, recipe=Recipe("CartPole-v1", settings=EnvSettings(vector=True)))
-    assert session.launcher.order(session.slots[1]).shares == 2
-    session = begun()
-    assert session.launcher.order(session.slots[1]).shares == 0
 
 
 # --- what changes nothing ---------------------------------------------------------------------------------------------

@@ -293,9 +293,7 @@ def test_each_cause_has_a_policy(faults: Faults, hangs: bool, raises: bool) -> N
     assert session.elapsed(now_s, quiescent=False) == []  # it is ended once
     taken = only(TakeRows, session.exited(0, now_s=now_s))
     assert taken.loss.raises is raises
-    session.elapsed(1e9)
-    session.said(0, built())
-    handed = only(HandOver, session.said(0, Mapped()))
+    handed = only(HandOver, session.replaced())
     assert (handed.message.failure is not None) is raises
 
 
@@ -323,9 +321,7 @@ def test_call_waits_for_a_worker_that_is_on_its_way() -> None:
     session.exited(0)
     session.request(Call("render", b""))
     assert session.said(1, CallResults([b"b"])) == []
-    session.elapsed(1e9)
-    session.said(0, built())
-    session.said(0, Mapped())
+    session.replaced()
     answer = only(Answer, session.said(0, CallResults([b"a", b"c"])))
     assert answer.rows == ((0, b"a"), (1, b"b"), (2, b"c"))
 
@@ -431,9 +427,7 @@ def test_part_of_a_request_waits_for_the_next_process() -> None:
     session.exited(0)
     reset = session.request(Reset([1, 2, 3]))
     assert [type(each) for each in reset] == [PostReset, Tell]
-    session.elapsed(1e9)
-    session.said(0, built())
-    handed = only(HandOver, session.said(0, Mapped()))
+    handed = only(HandOver, session.replaced())
     assert handed.pending == ResetRows([0, 2], [1, 3], b"")
 
 
@@ -442,9 +436,7 @@ def test_reset_that_leaves_out_all_rows_of_a_worker_that_ended_waits_for_none() 
     session.exited(0)
     reset = session.request(Reset(mask=[False, True, False]))
     assert reset == [PostReset(), KeepRows(0), Tell(1, ResetRows([1], [None], b""))]
-    session.elapsed(1.0)
-    session.said(0, built())
-    handed = only(HandOver, session.said(0, Mapped()))
+    handed = only(HandOver, session.replaced(now_s=1.0))
     assert handed.pending is None
 
 
@@ -868,9 +860,7 @@ def test_new_envs_of_a_worker_are_given_the_attributes_that_were_set_last() -> N
     session.request(SetAttr("gravity", [b"9"], [2]))
     session.said(0, CallResults([b""]))
     session.exited(0)
-    session.elapsed(1e9)
-    session.said(0, built())
-    instructions = session.said(0, Mapped())
+    instructions = session.replaced()
     assert every(Tell, instructions) == [
         Tell(2, SetAttrRows([0], "wind", each=[b"w"])),
         Tell(2, SetAttrRows([0, 2], "gravity", each=[b"1", b"9"])),
@@ -884,9 +874,7 @@ def test_attribute_that_could_not_be_set_is_not_set_again() -> None:
     session.said(0, CallFailed(Failure("env_raised", "env", "no", env_index=0, worker=0)))
     session.said(1, CallResults([b""]))
     session.exited(0)
-    session.elapsed(1e9)
-    session.said(0, built())
-    assert len(session.said(0, Mapped())) == 1
+    assert len(session.replaced()) == 1
 
 
 def test_attribute_without_room_is_reported() -> None:

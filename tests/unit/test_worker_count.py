@@ -44,18 +44,10 @@ def test_unknown_env_gets_a_process_within_what_is_to_be_had(
     assert ("to be had allow" in found.reason) is (workers < 64)
 
 
-def test_family_that_computes_in_its_process_gets_one_worker_per_cpu() -> None:
-    assert of_first_envs(64, [FirstBuilt(True, MIB)] * 2, TWO).workers == 2
-
-
 def test_first_envs_share_a_process_where_somebody_says_so() -> None:
     assert of_first_envs(64, [FirstBuilt(False, MIB)] * 2, TWO, shares=True) == WorkerCount(
         2, "one per CPU: shared_process"
     )
-
-
-def test_pinned_workers_take_the_cpus_in_turn() -> None:
-    assert [Machine((2, 5), 2).cpu(worker) for worker in range(3)] == [2, 5, 2]
 
 
 def test_worker_without_memory_of_its_own_is_one_for_each_byte_at_most() -> None:

@@ -479,6 +479,12 @@ def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_env
     assert restarted == [StartProcesses((2,), libraries=("torch",) if tried else ())]
 
 
+def test_progress_counts_the_first_envs() -> None:
+    session = undecided()
+    session.said(2, UNKNOWN)
+    assert (session.progress.built, session.progress.num_envs) == (1, 16)
+
+
 @pytest.mark.parametrize("exits", [False, True])
 def test_session_whose_first_env_cannot_be_made_is_not_made(exits: bool) -> None:
     session = undecided()
@@ -972,8 +978,9 @@ def test_requests_while_the_session_of_a_hub_that_shuts_down_closes_are_told_so(
 
 def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> None:
     session = ready(1, 1)
+    assert session.attachable
     assert session.handle(DRAINING) == [Goodbye(SHUTTING_DOWN), Tell(0, CloseEnvs())]
-    assert session.request(Close()) == []
+    assert session.request(Close()) == [] and not session.attachable
     assert session.closed(0) == [Answer(Done()), End()]
 
 

@@ -383,6 +383,15 @@ def test_worker_that_ends_before_it_left_is_lost_and_the_spare_serves() -> None:
     assert session.restarts == 1 and session.recycled == 0 and session.elapsed(60.0) == []
 
 
+def test_worker_that_is_due_while_another_leaves_has_a_spare_made() -> None:
+    session = ready(**WORN)
+    session.said(0, EpisodesDone())
+    session.said(2, built())
+    begun = session.said(1, EpisodesDone())
+    assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
+    assert session.said(3, built()) == [Tell(1, Leave())]
+
+
 def test_spare_that_is_ready_before_the_next_process_of_a_lost_worker_leaves_no_spare_behind() -> None:
     session = ready(**WORN)
     session.said(1, EpisodesDone())

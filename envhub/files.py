@@ -7,9 +7,9 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 # Opening a pipe waits for a writer without the first flag, which has no effect on a regular file. Windows has others.
 _FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
@@ -76,7 +76,7 @@ else:
             if not sticky and not is_link and (who := _writers(status)):
                 return Weakness(place, f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
             if weakness is None and status.st_uid not in trusted:
-                weakness = Weakness(place, f"belongs to {_user(status.st_uid)}", False)
+                weakness = Weakness(place, f"belongs to the user {_name(pwd.getpwuid, status.st_uid)}", False)
         return weakness
 
     def _unmapped() -> list[int]:
@@ -115,7 +115,7 @@ else:
         if status.st_mode & stat.S_IWGRP and not any(
             _is_private(status.st_gid, user) for user in (status.st_uid, os.geteuid())
         ):
-            return f"the group {_group(status.st_gid)}"
+            return f"the group {_name(grp.getgrgid, status.st_gid)}"
         return ""
 
     def _is_private(group: int, user: int) -> bool:
@@ -134,12 +134,7 @@ else:
             return group == user
         return entry.gr_name == owner.pw_name and {*entry.gr_mem} <= {owner.pw_name}
 
-    def _user(number: int) -> str:
+    def _name(entry_of: Callable[[int], Any], number: int) -> str:
         with contextlib.suppress(KeyError):
-            return f"the user {pwd.getpwuid(number).pw_name}"
-        return f"the user {number}"
-
-    def _group(number: int) -> str:
-        with contextlib.suppress(KeyError):
-            return grp.getgrgid(number).gr_name
+            return str(entry_of(number)[0])
         return str(number)

@@ -67,10 +67,7 @@ class ProtocolPair:
         """The client's routing id, another one on every connection."""
         return b"peer-%d" % self.connection
 
-    # --- the client -----------------------------------------------------------------------------------------------
-
     def request(self, op: Op, message: Any, *frames: bytes) -> None:
-        """Begin a request."""
         sent = self.client.request(op, message, frames, self.now_s)
         if not self.client.held:
             self._post(sent)
@@ -84,8 +81,6 @@ class ProtocolPair:
     def _post(self, frames: list[Any]) -> None:
         if self.connected:  # without a connection libzmq may queue it; that it is lost is the harder case
             self.to_hub.append(Packet(self.peer, self.connection, [bytes(frame) for frame in frames]))
-
-    # --- the network ----------------------------------------------------------------------------------------------
 
     def deliver_to_hub(self, index: int = 0) -> Incoming | None:
         """Hand one packet to the hub; returns the request in it if it is new, which is running from now on."""
@@ -131,8 +126,6 @@ class ProtocolPair:
         self.connected = True
         self.client.connected()
 
-    # --- the hub --------------------------------------------------------------------------------------------------
-
     def finish(self) -> None:
         """Carry out the running request and answer it."""
         assert self.running is not None
@@ -141,8 +134,6 @@ class ProtocolPair:
         if request.op == Op.CLOSE:
             self.hub.forget(request.token)
         self.collect()
-
-    # --- all at once ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Deliver everything in order and carry out every request, until nothing is under way."""
@@ -174,21 +165,17 @@ class ProtocolPair:
         return self.replies[-1]
 
     def hello(self) -> None:
-        """Learn the hub's id."""
         self.ask(Op.HELLO, Hello("test"))
 
     def make(self) -> None:
-        """Say hello and make the session."""
         self.hello()
         self.ask(Op.MAKE, Make(2, "CartPole-v1"))
 
     def step(self, actions: bytes) -> Reply:
-        """One step on a faultless network."""
         return self.ask(Op.STEP, Step(b"\x04"), actions)
 
 
 def joined() -> ProtocolPair:
-    """A pair with a session."""
     pair = ProtocolPair()
     pair.make()
     return pair
@@ -216,7 +203,6 @@ SESSION_REQUESTS = {
 
 
 def failure_in(packet: Packet) -> messages.Failure:
-    """The failure that a packet to a client carries."""
     return messages.unpack(messages.Failure, packet.frames[0][40:])
 
 

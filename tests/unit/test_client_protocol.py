@@ -58,31 +58,6 @@ def test_number_out_of_its_bounds_breaks_the_protocol() -> None:
         say(pair, REPLY | Op.MAKE, 1, messages.Made(0, *list(vars(MADE).values())[1:4]))
 
 
-def test_refused_number_is_an_answer_where_no_request_was_given_up() -> None:
-    for pair in (joined(), after_a_question_that_was_given_up(), after_an_answer()):
-        step_on_its_way(pair)
-        found = say(pair, REPLY | Op.FAILURE, pair.client._session_seq, BAD_SEQ)
-        assert found is not None and found.message == BAD_SEQ
-
-
-def after_a_question_that_was_given_up() -> ProtocolPair:
-    pair = joined()
-    pair.request(Op.LIST, Question())
-    pair.client.give_up()
-    pair.to_hub.clear()
-    return pair
-
-
-def after_an_answer() -> ProtocolPair:
-    pair = given_up()
-    pair.finish()
-    pair.deliver_to_client()
-    pair.advance(0)
-    pair.settle()
-    assert pair.replies[-1].op is Op.RESET
-    return pair
-
-
 def test_refused_number_is_no_answer_while_a_copy_of_a_request_that_was_given_up_may_run() -> None:
     pair = joined()
     step_on_its_way(pair)
@@ -94,17 +69,6 @@ def test_refused_number_is_no_answer_while_a_copy_of_a_request_that_was_given_up
     other = Failure("env_raised", "env", "no", env_index=0)
     found = say(pair, REPLY | Op.FAILURE, 3, other)
     assert found is not None and found.message == other
-
-
-def test_progress_is_of_a_request_that_makes_envs() -> None:
-    pair = ProtocolPair()
-    pair.hello()
-    pair.request(Op.MAKE, Make(2))
-    building = HeartbeatReply("running", "building", 1, 2)
-    say(pair, REPLY | Op.HEARTBEAT, 1, building)
-    assert pair.client.progress == building
-    say(pair, REPLY | Op.HEARTBEAT, 1, HeartbeatReply("running"))
-    assert pair.client.progress is None
 
 
 # --- connections that are made again ---------------------------------------------------------------------------------

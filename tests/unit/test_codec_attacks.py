@@ -56,47 +56,11 @@ def test_extensions_inside_each_other_are_refused_beyond_the_limit() -> None:
         codec.decode(extensions_inside_each_other(codec.DECODED_DEPTH_MAX))
 
 
-def test_extensions_beside_each_other_are_not_nested() -> None:
-    values = [(number,) for number in range(10 * codec.DECODED_DEPTH_MAX)]
-    assert codec.decode(codec.encode(values)) == values
-    deep = msgpack.ExtType(codec.TUPLE, extensions_inside_each_other(codec.DECODED_DEPTH_MAX))
-    with pytest.raises(codec.DecodeError, match="nested deeper"):
-        codec.decode(packed([msgpack.ExtType(codec.TUPLE, packed([])) for _ in values] + [deep]))
-
-
-def test_last_code_point_is_carried_and_a_name_of_a_dtype_is_short() -> None:
-    text = np.array(["\U0010ffff"])
-    assert (codec.decode(codec.encode(text)) == text).all()
-    for name in ("<U" + "0" * 22 + "1", 4):
-        blob = packed(msgpack.ExtType(codec.ARRAY, codec.encode([name, [1], bytes(4)])))
-        with pytest.raises(codec.DecodeError, match="is not accepted"):
-            codec.decode(blob)
-
-
 def test_integers_of_any_size_and_the_largest_containers_are_carried() -> None:
     for number in (-(1 << 63) - 1, -(1 << 63), (1 << 64) - 1, 1 << 64, (1 << 65) - 1):
         assert codec.decode(codec.encode(number)) == number
     most = [None] * (codec.ITEMS_MAX // 2)
     assert codec.decode(codec.encode(most)) == most
-
-
-@pytest.mark.parametrize(
-    ("value", "few"),
-    [
-        (1, True),
-        ("x" * 5000, True),
-        (b"x" * 70_000, True),
-        ([1, [2, "three"], {"four": 5}], True),
-        ({"array": b"x" * 5000}, True),
-        ([0] * (codec.WALKED_MAX - 1), True),
-        ([0] * codec.WALKED_MAX, False),
-        ([[]] * 20 + [{"a": [1]}] * 30, False),
-    ],
-)
-def test_large_values_of_few_items_are_found_without_a_look_at_every_byte(value: Any, few: bool) -> None:
-    blob = packed(value)
-    assert codec._has_few_items(blob) is few
-    assert not codec._has_few_items(blob[:-1]) and not codec._has_few_items(blob + b"\0")
 
 
 EQUAL_HASHES = 2**61 - 1  # Python's hash of an int is the int modulo this prime

@@ -221,13 +221,6 @@ def test_frames_that_do_not_add_up_are_refused(frame: bytes) -> None:
         unpack_columns(frame, ENVS)
 
 
-def test_frame_has_at_most_a_group_for_each_row() -> None:
-    frame = b"".join(struct.pack("<QIIIB", number, 1, 1, number, 7) for number in range(ENVS))
-    groups = unpack_columns(frame, ENVS)
-    assert [group.rows.tolist() for group in groups] == [[number] for number in range(ENVS)]
-    assert not groups[0].rows.flags.writeable  # the next frame may be given the same array
-
-
 def test_template_without_the_reward_reads_the_same_records() -> None:
     template = Template({VECTOR_REWARD: np.zeros(2), "a": 1})
     assert set(template.without_reward().tree) == {"a"}

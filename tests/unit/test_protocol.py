@@ -383,31 +383,6 @@ def test_close_that_cannot_be_read_lets_no_request_come_before_the_running_one_i
 # --- requests that were given up --------------------------------------------------------------------------------------
 
 
-def test_copy_of_the_last_but_one_given_up_request_delays_the_next_one_only() -> None:
-    pair = joined()
-    step_on_its_way(pair, b"first")
-    late = pair.to_hub.pop()
-    pair.client.give_up()
-    step_on_its_way(pair, b"second")
-    for _ in range(2):  # the client asks after the first, which the hub does not know, and then sends the second
-        pair.advance(0)
-        if pair.client.held:
-            pair.settle()
-    pair.client.give_up()
-    pair.to_hub.insert(0, late)
-    for _ in range(2):  # the first begins, so the second is refused, which the client learns of
-        pair.deliver_to_hub()
-    pair.deliver_to_client()
-    step_on_its_way(pair, b"third")
-    pair.deliver_to_hub()
-    assert pair.deliver_to_client() is None  # the third is refused, too, and is sent again
-    pair.settle()
-    pair.advance(prelude.HEARTBEAT_S)
-    pair.settle()
-    assert pair.replies[-1].frames == [b"did third"]
-    assert [bytes(request.frames[0]) for request in pair.carried_out if request.op is Op.STEP] == [b"first", b"third"]
-
-
 def test_request_is_unsettled_from_before_it_is_sent_until_the_hub_says_that_it_has_ended() -> None:
     pair = joined()
     assert not pair.client.unsettled

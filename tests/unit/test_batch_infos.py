@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_server.worker.batch_places import choose_infos, info_columns, infos_by_env, join_infos
+from envhub_server.worker.batch_places import choose_infos, info_columns, infos_by_env
 from gymnasium.vector import VectorEnv
 
 from envhub.values.info_columns import TEMPLATES_MAX, BatchWriter, Writer
@@ -44,12 +44,6 @@ def test_infos_are_taken_apart_as_gymnasium_has_put_them_together(each: list[dic
 def test_columns_are_there_only_if_every_env_has_every_number(each: list[dict[str, Any]]) -> None:
     found = info_columns(batched(each), len(each))
     assert (found is None) == (each not in (EACH[0], EACH[5]))
-
-
-@pytest.mark.parametrize("each", EACH, ids=str)
-def test_infos_that_are_a_list_are_taken_as_those_of_each_env(each: list[dict[str, Any]]) -> None:
-    assert str(infos_by_env(join_infos(each), len(each))) == str(each)
-    assert join_infos(infos := {"a": np.arange(2)}) is infos
 
 
 def test_key_without_a_mask_is_every_envs_and_a_value_that_is_none_per_env_too() -> None:

@@ -26,8 +26,7 @@ from envhub_client.connection.known_hubs import all_members, stands_for_several
 from envhub_client.envs.arguments import Origin
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.federation.only_hub import OnlyHub
-from envhub_client.federation.parts_opener import PartsOpener
+from envhub_client.federation.opener import OnlyHub, PartsOpener
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import WrapperLike, fields_of, meant, named_wrappers, refused_keyword

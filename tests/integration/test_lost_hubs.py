@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from chaos.relay import relay
 from envhub_client.connection import known_hubs
-from envhub_client.federation.rebuild import RETRY_S
-from hubs import serve, stopped, wait_until
+from hubs import serve, wait_until
 from partial_batches import outstanding
 from several_hubs import SeveralHubs, several_hubs
 
@@ -212,58 +211,6 @@ def test_hub_that_goes_on_has_no_session_of_rows_that_went_elsewhere(hubs: Sever
 
 
 @pytest.mark.long
-def test_wait_that_times_out_names_the_lost_hub_until_another_one_has_its_rows(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", restart_wait=60.0)) as envs:
-        steps = Steps(envs)
-        hubs.kill(1)
-        steps.until_lost()
-        envs.step_async(np.ones(ROWS, int))
-
-        def is_named_alone() -> bool:
-            with pytest.raises(envhub.HubTimeout, match=r"within 0\.2 s") as caught:
-                envs.step_wait(timeout=0.2)
-            assert isinstance(caught.value.__cause__, envhub.HubLost)
-            return f"the hub at {hubs.hubs[1].tcp} within" in str(caught.value)
-
-        assert wait_until(is_named_alone)  # until then the other hub, too, may be late
-        hubs.start(1)
-        envs.step_wait(timeout=AGAIN_S)
-
-
-@pytest.mark.long
-def test_wait_that_times_out_names_the_hub_that_has_the_rows_of_a_lost_one(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", on_hub_loss="redistribute")) as envs:
-        steps = Steps(envs)
-        hubs.kill(1)
-        steps.until_lost()
-        workers = {int(pid) for pid in envs.call("pid")[2:]}  # once the rows are on a hub again
-        with stopped(*workers):
-            envs.step_async(np.ones(ROWS, int))
-            with pytest.raises(envhub.HubTimeout, match=r"within 0\.5 s") as caught:
-                envs.step_wait(timeout=0.5)
-        assert hubs.hubs[1].tcp not in str(caught.value)
-        assert any(hubs.hubs[number].tcp in str(caught.value) for number in (0, 2))
-        envs.step_wait(timeout=AGAIN_S)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["tcp", "ipc"])
-def test_second_loss_before_the_rows_have_stepped_again(hubs: SeveralHubs, lane: str) -> None:
-    with closing(made(hubs, lane)) as envs:
-        steps = Steps(envs)
-        for _ in range(2):
-            hubs.kill(1)
-            steps.until_lost()
-            hubs.start(1)
-            assert wait_until(lambda: hubs.sessions(1) == 1, AGAIN_S)
-        hubs.kill(1)
-        steps.until_lost()
-        hubs.start(1)
-        steps.until_all_step()
-        assert not steps.truncations[:2].any()
-
-
-@pytest.mark.long
 def test_loss_of_all_hubs_truncates_all_rows_until_the_hubs_are_back(hubs: SeveralHubs) -> None:
     with closing(made(hubs, "ipc", "tcp")) as envs:
         steps = Steps(envs)
@@ -356,77 +303,6 @@ def test_rows_of_a_lost_hub_are_divided_among_two_others(hubs: SeveralHubs) -> N
 
 
 @pytest.mark.long
-def test_absence_that_has_failed_is_begun_again_by_the_next_step_or_reset(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", reconnect_timeout=4.0)) as envs:  # a stall is no loss
-        steps = Steps(envs)
-        hubs.kill(1)
-        for again in (steps.step, envs.reset):
-            with pytest.raises(envhub.HubLost, match="within reconnect_timeout=4 s"):
-                while True:
-                    again()
-        hubs.start(1)
-        envs.reset()
-        steps.counts[:] = 0
-        steps.step()
-        assert steps.counts.tolist() == [1, 1, 1, 1]
-
-
-@pytest.mark.long
-def test_row_that_is_sent_at_once_again_is_truncated_once(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", restart_wait=0.0)) as envs:
-        envs.reset()
-        envs.send(np.ones(ROWS, int))
-        hubs.kill(1)
-        truncated, others, begun_s = [0] * ROWS, 0, time.monotonic()
-        starts_s = begun_s + 2.0
-        while True:
-            assert time.monotonic() < begun_s + AGAIN_S
-            *_, truncations, _, env_ids = envs.recv(1)
-            for row in env_ids[truncations].tolist():
-                truncated[row] += 1
-            if truncated[2] and truncated[3] and (env_ids[~truncations] >= 2).any():
-                break
-            others += 1
-            if time.monotonic() > starts_s:
-                hubs.start(1)
-                starts_s = begun_s + 2 * AGAIN_S
-            envs.send(np.ones(len(env_ids), int), env_ids)
-        assert truncated == [0, 0, 1, 1] and others > 10
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("vector", [False, True])
-def test_envs_that_are_made_again_have_as_many_processes_as_before(tmp_path: Path, vector: bool) -> None:
-    with several_hubs(tmp_path, 2, "CartPole-v1", *["--vector"] * vector) as hubs:
-        options: Any = {"split": [4, 4], "num_workers": 4, "vector": vector, "on_hub_loss": "recreate"}
-        with closing(envhub.make_vec("CartPole-v1", 8, hub=hubs.addresses("tcp"), **options)) as envs:
-            envs.reset()
-            assert envs.num_workers == 4
-            hubs.kill(0)
-            assert wait_until(lambda: envs.step(np.zeros(8, int))[3].any(), AGAIN_S)
-            hubs.start(0)
-            envs.reset()
-            envs.step(np.zeros(8, int))
-            assert envs.num_workers == 4
-
-
-@pytest.mark.long
-def test_hub_that_comes_back_with_other_spaces_is_refused_until_the_time_is_over(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", reconnect_timeout=8.0)) as envs:
-        steps = Steps(envs)
-        hubs.kill(1)
-        steps.until_lost()
-        hubs.start(1, "counter=vector_sims:Spoiled")
-        begun_s = time.monotonic()
-        with pytest.raises(envhub.HubLost, match="other spaces"):
-            while time.monotonic() < begun_s + AGAIN_S:
-                steps.step()
-        hubs.kill(1)
-        hubs.start(1)
-        assert envs.reset()[0][:, 0].tolist() == [0, 0, 0, 0]
-
-
-@pytest.mark.long
 def test_hub_of_a_fleet_comes_back_at_another_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: dict[int, str] = {}  # as Ray's actors tell them
     monkeypatch.setattr(known_hubs, "ray_hubs", lambda fleet: dict(places))
@@ -443,21 +319,6 @@ def test_hub_of_a_fleet_comes_back_at_another_port(tmp_path: Path, monkeypatch: 
         assert places[1] != second.tcp and first.process.poll() is None
         steps.until_all_step()
         assert steps.truncations[:2].tolist() == [0, 0]
-
-
-@pytest.mark.long
-def test_truncation_in_a_step_that_was_dropped_is_reported_by_the_next_one(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp")) as envs:
-        steps = Steps(envs)
-        mine = steps.step()[0]
-        before = mine.copy()
-        hubs.kill(1)
-        envs.step_async(np.ones(ROWS, int))
-        assert envs.drop_pending() is None
-        assert (mine == before).all()
-        observations, _, _, truncations, _ = envs.step(np.ones(ROWS, int))
-        assert truncations.tolist() == [False, False, True, True]
-        assert observations[:2, 0].tolist() == [3, 3] and (mine == before).all()
 
 
 # --- sessions that end while their hub goes on ------------------------------------------------------------------------
@@ -495,19 +356,6 @@ def test_rows_of_a_session_that_ends_are_truncated_and_go_on(
         assert steps.truncations.tolist() == [0, 0, 1, 1]  # a step waits until they are made again
 
 
-def test_session_that_ends_over_and_over_is_made_again_after_pauses_that_grow(
-    hubs: SeveralHubs, caplog: pytest.LogCaptureFixture
-) -> None:
-    with closing(made(hubs, "tcp", restart_wait=AGAIN_S)) as envs:
-        steps = Steps(envs)
-        for _ in range(3):
-            hubs.end_sessions(1)
-            steps.until_lost()
-            steps.until_all_step()
-    lost, again = ([each.created for each in caplog.records if text in each.message] for text in ("are made", "exist"))
-    assert again[1] - lost[1] > 2 * RETRY_S and again[2] - lost[2] > 4 * RETRY_S
-
-
 @pytest.mark.parametrize(("end", "lane"), ENDS)
 def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
     hubs: SeveralHubs, end: str, lane: str
@@ -528,24 +376,6 @@ def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
                 with pytest.raises(kind):
                     again()
             assert envs.get_attr("count", [0, 1]) == count  # no other hub was asked
-
-
-@pytest.mark.parametrize("lane", ["tcp", "ipc"])
-def test_end_of_a_session_is_the_result_of_its_rows_until_recv_has_raised_it(hubs: SeveralHubs, lane: str) -> None:
-    with one_that_ends(hubs, "administrator", lane, on_hub_loss="raise") as (envs, end_part, _):
-        envs.reset()
-        envs.send(np.ones(ROWS, int))
-        end_part()
-        lane_of_both = envs._session.lane
-        for _ in range(2):
-            with pytest.raises(envhub.SessionLost) as caught:
-                lane_of_both.wait_rows(ROWS, 10)
-            assert lane_of_both.outstanding == ROWS and [*caught.value.env_ids] == [2, 3]
-        with pytest.raises(envhub.SessionLost):
-            envs.recv()
-        assert envs.recv(timeout=10)[5].tolist() == [0, 1]
-        with pytest.raises(envhub.NothingPending):
-            envs.recv()
 
 
 @pytest.mark.long

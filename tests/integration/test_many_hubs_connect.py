@@ -86,7 +86,7 @@ def make(*addresses: str) -> envhub.HubVectorEnv:
 def test_all_hubs_are_connected_to_before_one_has_answered(
     hub: ServedHub, silent: list[SilentPlace], before: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envhub_client.federation.parts_opener.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("envhub_client.federation.opener.CONNECT_TIMEOUT_S", 0.5)
     sessions_before = sessions(hub)
     with pytest.raises(envhub.HubUnreachable) as caught:
         make(*(place.address for place in silent), hub.tcp)
@@ -116,7 +116,7 @@ def test_error_is_that_of_the_first_hub_of_the_list_that_fails(
             (10.0, envhub.AddressError, (no_name, is_silent, refuses)),
             (0.5, envhub.HubUnreachable, (is_silent, no_name, refuses)),  # of which that is known last
         ):
-            monkeypatch.setattr("envhub_client.federation.parts_opener.CONNECT_TIMEOUT_S", timeout)
+            monkeypatch.setattr("envhub_client.federation.opener.CONNECT_TIMEOUT_S", timeout)
             with pytest.raises(error, match=hubs[0]):
                 make(*hubs)
 

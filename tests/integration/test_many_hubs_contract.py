@@ -116,19 +116,6 @@ def test_masked_reset_after_an_error_shows_a_hub_that_it_does_not_ask_as_receive
         assert envs.observe().observations[:, 0].tolist()[:3] == [0, 2, 2]
 
 
-def test_error_of_the_lowest_row_is_raised_once_all_hubs_have_ended(two: list[ServedHub], lanes: str) -> None:
-    with closing(made(two, "naughty", lanes)) as envs:
-        envs.reset()
-        for _ in range(2):
-            with pytest.raises(sims.TwoPartError) as caught:
-                envs.step([0, 2, 1, 0, 0])
-            cause = caught.value.__cause__
-            assert isinstance(cause, envhub.EnvRaised) and (cause.env_index, cause.hub) == (1, "hub-0")
-            assert envs.reset()[0][:, 0].tolist() == [0] * 5
-        assert envs.step(ZEROS)[0][:, 0].tolist() == [1] * 5
-        assert envs.get_attr("count") == (1,) * 5
-
-
 def test_crash_in_the_second_hub_is_of_its_envs(two: list[ServedHub], lanes: str) -> None:
     with closing(made(two, "naughty", lanes, num_workers=5)) as envs:
         envs.reset()
@@ -144,32 +131,6 @@ def test_crash_in_the_second_hub_is_of_its_envs(two: list[ServedHub], lanes: str
         with pytest.raises(envhub.WorkerDied, match=r"envs 2, 3, 4\)") as caught:
             envs.step([0, 0, 0, 3, 0])
         assert (caught.value.env_index, caught.value.hub) == (3, "hub-1")
-
-
-def test_env_that_hangs_in_the_second_hub_is_named(two: list[ServedHub], lanes: str) -> None:
-    with closing(made(two, "naughty", lanes, num_workers=5, step_timeout=1, on_timeout="raise")) as envs:
-        envs.reset()
-        envs.step(ZEROS)  # the first step has more time
-        envs.send([8], [4])  # alone: another env may well be stalled for a second
-        with pytest.raises(envhub.EnvTimeout, match="env 4 did not finish its step within step_timeout=1 s") as caught:
-            envs.recv()
-        assert (caught.value.env_index, caught.value.hub) == (4, "hub-1")
-        envs.reset()
-
-
-def test_wrong_actions_move_no_env(two: list[ServedHub]) -> None:
-    with closing(made(two, "counter")) as envs:
-        envs.reset()
-        for wrong in ([0] * 4, [0] * 6, [[0]] * 5):
-            with pytest.raises(envhub.SpaceMismatch):
-                envs.step(wrong)
-        assert envs.get_attr("count") == (0,) * 5
-        with pytest.raises(envhub.NothingPending):
-            envs.step_wait()
-        envs.step_async(ZEROS)
-        with pytest.raises(envhub.SessionBusy):
-            envs.reset()
-        envs.step_wait()
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------
@@ -192,19 +153,6 @@ def test_wait_that_times_out_keeps_what_has_come(two: list[ServedHub], lanes: st
             assert addresses(two, lanes, 2)[1] in str(caught.value) and "within 0.2 s; it can be" in str(caught.value)
         assert envs.call_wait(timeout=60) == (3,) * 5
         assert envs.get_attr("count") == (1,) * 5
-
-
-def test_end_of_one_session_is_raised_though_another_hub_is_late(two: list[ServedHub], lanes: str) -> None:
-    with closing(made(two, "counter", lanes)) as envs, envhub.connect(two[1].ipc) as client:
-        envs.reset()
-        with stopped(envs.call("pid")[0]):
-            client.end(client.sessions()[0]["session"])
-            envs.step_async(ZEROS)
-            with pytest.raises(envhub.SessionLost):
-                envs.step_wait(timeout=0.3)
-        for again in (lambda: envs.step(ZEROS), envs.reset):
-            with pytest.raises(envhub.SessionLost):
-                again()
 
 
 def test_all_hubs_are_asked_within_one_deadline(two: list[ServedHub], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,18 +273,6 @@ def test_no_hub_waits_for_another_ones_part(two: list[ServedHub], lanes: str) ->
         assert envs.get_attr("count") == (1, 1, 4, 2, 4)
 
 
-def test_env_that_raises_in_a_part_leaves_the_others_under_way(two: list[ServedHub], lanes: str) -> None:
-    with closing(made(two, "naughty", lanes)) as envs:
-        envs.reset()
-        envs.send([0, 0, 0, 1, 0])
-        with pytest.raises(ValueError, match="one is not allowed") as caught:
-            while True:
-                envs.recv(min_envs=5, timeout=20)
-        assert caught.value.__cause__.env_index == 3  # type: ignore[union-attr]
-        assert envs.recv(timeout=20)[-1].tolist() == [0, 1, 2, 4]
-        envs.reset()
-
-
 # --- seeds, indices, options ------------------------------------------------------------------------------------------
 
 
@@ -346,15 +282,6 @@ def test_workers_know_their_envs_indices_in_the_whole_batch(two: list[ServedHub]
         assert sorted({int(each) for text in indices for each in text.split(",")}) == [*range(5)]
         assert all(str(row) in text.split(",") for row, text in enumerate(indices))
         assert envs.num_workers == 3 and all(f"{hub.tcp}: " in envs.sizing.reason for hub in two)
-
-
-def test_seeds_are_those_of_the_whole_batch(two: list[ServedHub]) -> None:
-    with closing(made(two, "CartPole-v1")) as envs, closing(gym.make_vec("CartPole-v1", 5, "sync")) as wanted:
-        for seed in (3, [5, None, 7, 8, 9]):
-            found, expected = envs.reset(seed=seed)[0], wanted.reset(seed=seed)[0]
-            known = [row for row in range(5) if isinstance(seed, int) or seed[row] is not None]
-            assert_same(found[known], expected[known], "seeded")
-        assert envs.np_random_seed == (5, envs.np_random_seed[1], 7, 8, 9)
 
 
 @pytest.mark.parametrize(("num_workers", "wanted"), [(1, 2), (2, 2), (4, 4), (9, 5), (None, 5)])

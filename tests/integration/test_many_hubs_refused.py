@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from envhub_client.connection import known_hubs
-from envhub_client.federation.parts_opener import PartsOpener
+from envhub_client.federation.opener import PartsOpener
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, free_port, serve, wait_until
 
@@ -55,12 +55,6 @@ def test_hub_that_does_not_know_the_env_is_named_with_one_that_does(two: list[Se
     texts = "does not offer 'first'", f"(hub at {two[1].tcp})", f"{two[0].tcp} made these envs"
     refused(hubs, envhub.RequestRefused, *texts, env="first", split=[2, 2])
     assert wait_until(lambda: all(map(has_no_session, two)), 10)
-
-
-def test_env_that_no_hub_knows_is_refused_as_by_one(two: list[ServedHub]) -> None:
-    with pytest.raises(envhub.RequestRefused, match="does not offer 'nothing'") as caught:
-        envhub.make_vec("nothing", 4, hub=[hub.tcp for hub in two], split=[2, 2])
-    assert "made these envs" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{}, {"split": [2, 1, 1]}, {"split": [0, 4, 0]}], ids=str)
@@ -121,22 +115,6 @@ def test_exception_of_a_constructor_has_the_hub_and_the_index_in_the_whole_batch
         error = error.__cause__
     assert error.hub == "hub-1" and error.env_index == 3
     assert wait_until(lambda: all(map(has_no_session, two)), 10)
-
-
-WRONG: list[tuple[Any, type[Exception], str]] = [
-    ([2, 3], ValueError, "num_envs=4 in all"),
-    ([4], ValueError, "1 numbers of envs, and there are 2 hubs"),
-    ([2, 1, 1], ValueError, "3 numbers of envs"),
-    ([5, -1], ValueError, "numbers from 0"),
-    ("22", TypeError, "must be a list"),
-    ([2.0, 2.0], TypeError, "must be a list"),
-    (4, TypeError, "must be a list"),
-]
-
-
-@pytest.mark.parametrize(("split", "error", "text"), WRONG, ids=str)
-def test_split_that_does_not_divide_the_envs_is_refused(split: Any, error: type[Exception], text: str) -> None:
-    refused(["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], error, text, split=split)  # before a hub is asked
 
 
 HUBS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [

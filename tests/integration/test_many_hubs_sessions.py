@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import pickle
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -57,15 +56,6 @@ def test_envs_are_on_as_few_hubs_as_have_room_without_a_split(two: list[ServedHu
     with closing(envhub.make_vec("counter", 1, hub=hub)) as envs:
         envs.reset()
         assert sessions(two) == 1 and envs.address in hub
-
-
-def test_factories_run_on_hubs_that_allow_them(two: list[ServedHub]) -> None:
-    factories = [functools.partial(gym.make, "CartPole-v1", max_episode_steps=row + 2) for row in range(5)]
-    wanted = SyncVectorEnv(factories)
-    with closing(made(two, factories)) as envs:
-        assert_same(envs.reset(seed=1), wanted.reset(seed=1), "reset")
-        for step in range(7):
-            assert_same(tuple(envs.step(ZEROS)), tuple(wanted.step(ZEROS)), f"step {step}")
 
 
 def test_wrappers_and_arguments_reach_the_envs_of_each_hub(two: list[ServedHub]) -> None:
@@ -183,42 +173,6 @@ def test_recording_of_two_hubs_equals_that_of_one(two: list[ServedHub], tmp_path
             assert_same(getattr(right, part), getattr(left, part), f"{part} of episode {number}")
 
 
-class Counts(envhub.StepObserver):
-    """Counts what it sees."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def reset_ended(self, envs: Any, reset: Any, observations: Any) -> None:
-        self.seen.append(f"reset of {len(observations)}")
-
-    def step_begun(self, actions: Any) -> None:
-        self.seen.append("begun")
-
-    def step_ended(self, envs: Any, results: Any) -> None:
-        self.seen.append(f"step of {len(results[1])}")
-
-    def broken_off(self, error: Any) -> None:
-        self.seen.append(type(error).__name__)
-
-    def check_partial_batches(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.seen.append("closed")
-
-
-def test_observer_sees_whole_batches(two: list[ServedHub]) -> None:
-    observer = Counts()
-    with closing(made(two, "naughty")) as envs:
-        envs.add_observer(observer)
-        envs.reset()
-        envs.step(ZEROS)
-        with pytest.raises(ValueError, match="not allowed"):
-            envs.step([0, 0, 1, 0, 0])
-    assert observer.seen == ["reset of 5", "begun", "step of 5", "begun", "ValueError", "closed"]
-
-
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,15 +205,6 @@ def test_hubs_have_no_session_after_the_end(two: list[ServedHub], lanes: str) ->
     assert wait_until(lambda: sessions(two) == 0, 10)
 
 
-def test_closing_one_vector_env_leaves_another_on_the_same_hubs(two: list[ServedHub]) -> None:
-    with closing(made(two, "counter")) as envs:
-        envs.reset()
-        other = made(two, "counter")
-        other.reset()
-        other.close()
-        assert envs.step(ZEROS)[0][:, 0].tolist() == [1] * 5
-
-
 def test_vector_env_over_several_hubs_is_neither_pickled_nor_used_by_a_forked_child(two: list[ServedHub]) -> None:
     with closing(made(two, "counter")) as envs:
         envs.reset()
@@ -280,30 +225,3 @@ def test_vector_env_over_several_hubs_is_neither_pickled_nor_used_by_a_forked_ch
         os.close(reading)
         os.close(writing)
         assert envs.step(ZEROS)[0][:, 0].tolist() == [1] * 5
-
-
-def test_second_thread_is_refused_while_another_one_steps(two: list[ServedHub]) -> None:
-    with closing(made(two, "naughty")) as envs:
-        envs.reset()
-        began, errors = threading.Event(), []
-
-        def step() -> None:
-            began.set()
-            try:
-                envs.step([6] * 5)
-            except envhub.LocalProtocolError as error:  # the other thread may come first
-                errors.append(error)
-
-        thread = threading.Thread(target=step)
-        thread.start()
-        began.wait()
-        while thread.is_alive():
-            try:
-                envs.step(ZEROS)
-            except envhub.LocalProtocolError as error:
-                errors.append(error)
-                break
-        thread.join()
-        assert all("thread" in str(error) for error in errors)
-        counts = {*envs.get_attr("count")}
-        assert len(counts) == 1

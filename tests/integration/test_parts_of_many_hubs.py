@@ -91,19 +91,6 @@ def test_send_that_one_hub_would_refuse_moves_no_env(two: list[ServedHub]) -> No
         assert envs.get_attr("count") == (0, 0, 0, 1)
 
 
-def test_what_a_step_returned_is_kept_when_a_later_call_fails(two: list[ServedHub]) -> None:
-    with closing(made(addresses(two, "shared", 2))) as envs:
-        envs.reset()
-        returned = envs.step([7, 9, 10, 11])[0]
-        before = returned.copy()
-        envs.send([9, 10, 11, 7])
-        received(envs)
-        with pytest.raises(AttributeError):
-            envs.call("no_such_method")
-        assert not np.array_equal(envs.step([10, 11, 7, 9])[0], before)
-        assert np.array_equal(returned, before)
-
-
 @pytest.mark.parametrize(
     "stride", [211, pytest.param(17, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate, pairwise, repeat
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,17 +13,28 @@ import numpy as np
 import pytest
 from chaos.interrupts import Interrupt, Places
 from envhub_client.batch import Batch
-from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.lost_part import LostPart, LostRows
-from envhub_client.federation.part import HubPart
-from envhub_client.federation.placement import Room, checked_split, divided, placed
+from envhub_client.federation.opener import check_agreement, check_distinct
+from envhub_client.federation.part import SILENCE_S_MIN, HubPart, call_of, out_of_band_of, reset_of, set_attr_of
+from envhub_client.federation.placement import Room, checked_split, divided, placed, processes_of
 from envhub_client.federation.rebuild import Rebuild
-from envhub_client.federation.slices import call_of, out_of_band_of, reset_of, set_attr_of
+from envhub_client.session.options import SessionOptions
+from envhub_client.session.session import Shares
+from gymnasium.spaces import Box, Discrete
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envhub.errors import EnvHubError, EnvRaised, HubLost, HubTimeout, RestartsExhausted, ended_by
+from envhub.errors import (
+    AddressError,
+    EnvHubError,
+    EnvRaised,
+    HubLost,
+    HubTimeout,
+    RequestRefused,
+    RestartsExhausted,
+    ended_by,
+)
 from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -84,6 +96,12 @@ def test_split_is_taken_as_given_or_refused(split: list[int], num_envs: int, hub
     else:
         with pytest.raises(ValueError, match="split="):
             checked_split(split, num_envs, hubs)
+
+
+@pytest.mark.parametrize("split", ["22", [2.0, 2.0], 4])
+def test_split_that_is_no_list_of_numbers_is_refused(split: Any) -> None:
+    with pytest.raises(TypeError, match="must be a list"):
+        checked_split(split, 4, 2)
 
 
 # --- slices -----------------------------------------------------------------------------------------------------------
@@ -148,18 +166,8 @@ def test_actions_out_of_band_go_to_the_hubs_of_their_rows(data: st.DataObject, p
 # --- shares of vector envs --------------------------------------------------------------------------------------------
 
 
-class Hub:
-    """Rows of so many workers."""
-
-    def __init__(self, rows: range, num_workers: int) -> None:
-        self.rows = rows
-        self.maker = self.sizing = self
-        self.num_workers = num_workers
-
-
 def test_share_begins_once_all_envs_of_a_hubs_worker_are_sent() -> None:
-    parts: Any = [Hub(range(4), 2), Hub(range(4, 7), 1)]
-    shares, begun = JointShares(parts), []
+    shares, begun = Shares([range(0, 4, 2), range(1, 4, 2), range(4, 7)]), list[Any]()
 
     def begin(env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         begun.append((env_ids.tolist(), arrays[0].tolist()))
@@ -174,11 +182,53 @@ def test_share_begins_once_all_envs_of_a_hubs_worker_are_sent() -> None:
     send(2)
     assert begun == [([0, 2], [0, 20])] and shares.held == [5]
     send(4, 6, 1, 3)
-    assert [env_ids for env_ids, _ in begun[1:]] == [[1, 3], [4, 5, 6]] and shares.held == []
-    assert begun[2][1] == [40, 50, 60]
+    assert begun[1:] == [([1, 3, 4, 5, 6], [10, 30, 40, 50, 60])] and shares.held == []
     send(0)
     shares.give_up()
     assert shares.held == [] == shares.missing
+    send(0)
+    assert shares.held == [0]
+
+
+def test_no_more_processes_host_envs_than_there_are() -> None:
+    assert processes_of(9, [2, 1]) == [2, 1] and processes_of("auto", [2, 1]) == ["auto"] * 2
+
+
+def test_no_more_hubs_are_taken_than_there_are_envs() -> None:
+    assert placed(1, [Room(1.0, 0.5, None)] * 2) == [1, 0]
+
+
+@pytest.mark.parametrize(("mode", "agrees"), [("same", False), ("different", True)])
+def test_hubs_agree_on_bounds_of_observations_only_where_these_are_the_same(mode: Any, agrees: bool) -> None:
+    first, second = (described(observation_spaces=[Box(0, high, (1,))]) for high in (1, 2))
+    hubs: Any = [(SimpleNamespace(address="tcp://hub-1"), first), (SimpleNamespace(address="tcp://hub-2"), second)]
+    with nullcontext() if agrees else pytest.raises(RequestRefused, match="tcp://hub-1 and tcp://hub-2 cannot share"):
+        check_agreement(hubs, SessionOptions(observation_mode=mode))
+
+
+def described(**changes: Any) -> Any:
+    found = {"observation_spaces": [Box(0, 1, (1,))], "action_space": Discrete(2), "render_mode": None, "metadata": {}}
+    return SimpleNamespace(**{**found, "vector": False, **changes})
+
+
+def test_hubs_that_do_not_agree_whether_envs_are_vector_envs_are_refused() -> None:
+    hubs: Any = [(SimpleNamespace(address="tcp://hub"), described(vector=vector)) for vector in (False, True)]
+    with pytest.raises(RequestRefused, match="their kinds of envs differ"):
+        check_agreement(hubs, SessionOptions())
+
+
+def test_hubs_that_do_not_say_which_they_are_may_be_different_ones() -> None:
+    hubs: Any = {SimpleHub(0): "hub-1", SimpleHub(0): "hub-2"}
+    check_distinct(hubs)
+    with pytest.raises(AddressError, match="the same hub is named twice, as 'hub-1' and as 'hub-2'"):
+        check_distinct(cast(Any, {SimpleHub(7): "hub-1", SimpleHub(7): "hub-2"}))
+
+
+class SimpleHub:
+    """A connection to the hub of this number."""
+
+    def __init__(self, hub_id: int) -> None:
+        self.protocol = SimpleNamespace(hub_id=hub_id)
 
 
 # --- rows whose hub was lost ------------------------------------------------------------------------------------------
@@ -247,9 +297,6 @@ class OneHub:
         assert not self.outstanding_rows[env_ids].any()
         self.begun.append(f"rows {env_ids.tolist()} {arrays[0].tolist()}")
         self.outstanding_rows[env_ids] = True
-
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
-        self.begin_rows(env_ids, codes, arrays)
 
     def ask_rows(self) -> None:
         pass
@@ -405,17 +452,6 @@ def test_step_waits_for_the_rows_where_no_other_hub_serves() -> None:
     assert truncated(lost.lane.wait(0.0)) == [0, 1, 2]
 
 
-def test_step_of_some_rows_waits_for_them_where_no_other_hub_serves() -> None:
-    lost, serving = Lost(patience_s=0.0), [False]
-    lost.lane.others_serve = lambda: serving[0]
-    lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
-    lost.lane.taken(np.array([0]))
-    with pytest.raises(HubTimeout):
-        lost.step(timeout=0.0)  # row 0 waits, and the others are truncated
-    serving[0] = True
-    assert truncated(lost.lane.wait(0.0)) == [0, 1, 2]
-
-
 def test_hub_whose_rows_could_not_be_made_again_does_not_serve() -> None:
     maker, lost = cast(Any, None), Lost()
     parts = [HubPart(f"hub-{each}", range(3 * each, 3 * each + 3), maker, cast(Any, OneHub(0.0))) for each in range(2)]
@@ -427,26 +463,6 @@ def test_hub_whose_rows_could_not_be_made_again_does_not_serve() -> None:
     assert not absent.others_serve()
     absent.rebuild.hubs = [lost.hub]
     assert absent.others_serve()
-
-
-def test_reset_waits_for_the_rows_and_tells_them() -> None:
-    lost = Lost()
-    lost.lane.begin_reset(Reset([]))
-    with pytest.raises(HubTimeout):
-        lost.lane.wait(0.1)
-    lost.rebuild.over = True
-    assert lost.lane.wait(None).observations[0][0, 0] == 100.0
-    assert truncated(lost.step()) == []  # a reset row has a new episode
-    assert lost.hub.begun == ["reset", "step [7, 8, 9]"]
-
-
-def test_row_that_a_reset_leaves_out_keeps_its_observation_and_is_truncated_then() -> None:
-    lost = Lost()
-    lost.rebuild.over = True
-    batch = lost.reset([True, False, False])
-    assert batch.observations[0][:, 0].tolist() == [100.0, 11.0, 12.0]
-    assert not lost.lane.rows.are_settled
-    assert {*truncated(lost.step())} >= {1, 2}
 
 
 def test_rows_that_were_reset_since_the_loss_step_and_the_others_are_truncated() -> None:
@@ -550,21 +566,6 @@ def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller()
     assert lane.wait_rows(1, 0).env_ids.tolist() == [1]  # type: ignore[union-attr]
 
 
-def test_rows_show_their_last_observations_on_the_lost_hub_until_they_are_reset() -> None:
-    lost, lasts = Lost(hub=Unreset), [10.0, 11.0, 12.0]
-    assert truncated(lost.step()) == [0, 1, 2]
-    lost.rebuild.over = True
-    for _ in range(2):
-        assert lost.step().observations[0].ravel().tolist() == lasts
-        lost.lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
-        lost.lane.ask_rows()
-        assert lost.lane.wait_rows(2, 0).observations[0].ravel().tolist() == [10.0, 12.0]
-        lost.lane.taken(np.array([0, 2]))
-        assert lost.lane.rows.no_new_observation.all() and lost.lane.last_observations()[0].ravel().tolist() == lasts
-    assert lost.reset().observations[0].ravel().tolist() == [100.0, 101.0, 102.0]
-    assert lost.step().observations[0].ravel().tolist() == [100.0, 101.0, 102.0] and lost.lane.rows.are_settled
-
-
 def test_observation_of_rows_that_were_not_returned_is_not_their_last() -> None:
     lost = Lost()
     assert truncated(lost.step()) == [0, 1, 2]
@@ -575,24 +576,6 @@ def test_observation_of_rows_that_were_not_returned_is_not_their_last() -> None:
     assert lost.lane.last_observations()[0].ravel().tolist() == [10.0, 11.0, 12.0]
     lost.lane.taken(np.array([0]))
     assert lost.lane.last_observations()[0].ravel().tolist() == [100.0, 11.0, 12.0]
-
-
-def test_rows_of_a_part_are_truncated_once_each() -> None:
-    lost = Lost()
-    lane = lost.lane
-    lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
-    assert lane.done_rows() == 2 and lane.are_outstanding.tolist() == [True, False, True]
-    batch = lane.wait_rows(1, 0)
-    assert truncated(batch) == [0, 2]
-    lane.taken(np.array([0, 2]))
-    lost.rebuild.over = True
-    lane.begin_rows(np.array([0, 1]), b"c", [ACTIONS[[0, 1]]])
-    lane.ask_rows()
-    batch = lane.wait_rows(2, 0)
-    assert batch.env_ids is not None and batch.env_ids.tolist() == [0, 1] and truncated(batch) == [1]
-    assert lost.hub.begun == ["rows [0] [7]"]
-    lane.taken(np.array([0, 1]))
-    assert lane.outstanding == 0 and not lane.rows.are_settled
 
 
 def test_row_that_was_truncated_is_outstanding_until_it_is_on_a_hub_again() -> None:
@@ -860,23 +843,6 @@ def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
     assert waiting == [[([1], [10])], [([1], [30]), ([0], [20])]]
 
 
-def test_rows_that_were_under_way_are_truncated() -> None:
-    old: Any = OneHub(10.0)
-    old.outstanding_rows[1] = True
-    lane = LostPart(old, old.are_outstanding, False, Rebuilt(0.0), lambda _: OneHub(100.0))  # type: ignore[arg-type, return-value]
-    assert lane.settle() and truncated(lane.wait_rows(1, 0)) == [1]
-
-
-def test_step_that_was_given_up_is_told_by_the_next_one() -> None:
-    lost = Lost()
-    assert truncated(lost.step()) == [0, 1, 2]
-    lost.lane.drop()  # an interrupt came before another hub's results
-    lost.rebuild.over = True
-    assert not lost.lane.rows.are_settled
-    assert truncated(lost.step()) == [0, 1, 2] and not lost.lane.rows.are_settled
-    assert truncated(lost.step()) == [] and lost.lane.rows.are_settled
-
-
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
     lost, other = Lost(), Interrupted(50.0)
     maker: Any = None
@@ -899,3 +865,89 @@ def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_th
     batch = lane.wait(None)
     assert batch.truncations is not None and batch.truncations.tolist() == [True] * 3 + [False] * 3
     assert other.begun == ["step [7, 8, 9]"] * 2 and not lost.lane.rows.are_settled
+
+
+def test_row_is_not_sent_while_its_truncation_waits_for_the_caller() -> None:
+    lost = Lost()
+    assert truncated(lost.step()) == [0, 1, 2]
+    lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[1:2]])
+    lost.lane.rows.truncation_pending[1] = lost.lane.rows.due[1] = True  # an interrupt came in ``truncate_waiting``
+    lost.rebuild.over = True
+    lost.lane.ask_rows()
+    assert lost.hub.begun == [] and truncated(lost.lane.wait_rows(1, 0)) == [1]
+
+
+# --- two hubs ---------------------------------------------------------------------------------------------------------
+
+
+def two_hubs(*hubs: OneHub, has_object_leaves: bool = False, copy: bool = True, recovery: Any = None) -> FederatedLane:
+    """The lane of two hubs, with three rows each."""
+    maker: Any = SimpleNamespace(connection=SimpleNamespace(check=lambda: None, address="tcp://hub"))
+    parts = [HubPart(f"hub-{n}", range(3 * n, 3 * n + 3), maker, cast(Any, hub)) for n, hub in enumerate(hubs)]
+    return FederatedLane(parts, has_object_leaves, copy, recovery)
+
+
+def stepped(lane: FederatedLane) -> np.ndarray:
+    lane.settle()
+    lane.begin_step(b"c", [np.arange(6)], b"")
+    return lane.wait(None).observations[0]
+
+
+def test_results_are_in_two_buffers_in_turn_without_copy() -> None:
+    lane = two_hubs(OneHub(0.0), OneHub(10.0), copy=False)
+    first, second, third = (stepped(lane) for _ in range(3))
+    assert first is third is not second and first.ravel().tolist() == [0, 1, 2, 10, 11, 12]
+
+
+def test_reset_shows_the_last_observations_of_a_hub_whose_rows_it_leaves_out() -> None:
+    hubs = OneHub(0.0), OneHub(10.0)
+    lane = two_hubs(*hubs, copy=False)
+    stepped(lane)[...] = -1
+    stepped(lane)[...] = -1
+    lane.begin_reset(Reset([], [True] * 3 + [False] * 3))
+    assert lane.wait(None).observations[0].ravel().tolist() == [0, 1, 2, 10, 11, 12]
+    assert [hub.begun[2:] for hub in hubs] == [["reset"], []]
+
+
+class Silent(OneHub):
+    """A hub that does not answer a first wait."""
+
+    waits = 0
+
+    def wait(self, timeout: float | None, into: Any = None) -> Batch:
+        self.waits += 1
+        if self.waits == 1:
+            raise HubTimeout("no answer yet")
+        return super().wait(timeout, into)
+
+
+@pytest.mark.parametrize(("patience_s", "silence_s"), [(9.0, 9.0), (0.0, SILENCE_S_MIN)])
+def test_hub_may_be_silent_as_long_as_others_wait_for_its_rows(patience_s: float, silence_s: float) -> None:
+    lane = two_hubs(Silent(0.0), OneHub(10.0), recovery=SimpleNamespace(patience_s=patience_s, is_only_hub=False))
+    looks: list[float] = []
+    cast(Any, lane.parts[0].connection).check_reach = looks.append
+    assert stepped(lane).size == 6 and looks == [silence_s]
+
+
+def test_hubs_that_have_answered_are_asked_again_before_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envhub_client.federation.lane._park", None)
+    lane = two_hubs(OneHub(0.0), Slow(10.0))
+    lane.begin_rows(np.arange(6), b"c", [np.arange(6)])
+    assert lane.wait_rows(6, 10).env_ids.tolist() == [*range(6)]  # type: ignore[union-attr]
+
+
+class Spelling(OneHub):
+    """A lane whose observations have a word, too, of no fixed size."""
+
+    def _batch(self, rows: np.ndarray, into: Any = None) -> Batch:
+        word = codec.encode([f"word {len(self.begun)}"])
+        return super()._batch(rows, into)._replace(rows=[(row, codec.encode_pair(word, b"")) for row in rows.tolist()])
+
+
+def test_reset_shows_the_words_of_rows_that_it_leaves_out_as_they_were_received() -> None:
+    lane = two_hubs(Spelling(0.0), Spelling(10.0), has_object_leaves=True)
+    lane.begin_rows(np.array([4]), b"c", [np.array([4])])
+    lane.taken(lane.wait_rows(1, 0).env_ids)  # type: ignore[arg-type]
+    lane.begin_reset(Reset([], [True] * 3 + [False] * 3))
+    words = [codec.decode_pair(blob)[0] for _, blob in lane.wait(None).rows]
+    assert [bytes(word) for word in words] == [codec.encode(["word 1"])] * 3 + [b"", codec.encode(["word 1"]), b""]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envhub_client.envs.observations import Infos
-from envhub_client.lanes.templates import InfoTemplates
+from envhub_client.lanes.wire import InfoTemplates
 from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ import pytest
 from envhub_client.deadline import no_reply
 from envhub_client.federation.joint_request import JointRequest
 
-from envhub.errors import ConnectionInUse, HubLost, HubTimeout, LocalProtocolError, RequestRefused, of_hub
+from envhub.errors import ConnectionInUse, EnvRaised, HubLost, HubTimeout, LocalProtocolError, RequestRefused, of_hub
 
 
 class Lane:
@@ -219,7 +219,7 @@ def test_timeout_has_the_loss_of_a_hub_as_its_cause_and_comes_before_errors_of_o
     scene, loss = Scene(), HubLost("gone")
     late = HubTimeout("its envs are not made again")
     late.__cause__ = loss
-    scene.parts[0].answers.append(ValueError("an env's"))
+    scene.parts[0].answers.append(EnvRaised(1, "ValueError", "an env's"))
     scene.parts[1].answers.append(HubTimeout("later"))
     scene.parts[2].answers.append(late)
     scene.begin()
@@ -310,3 +310,36 @@ def test_loss_that_nothing_recovers_is_raised() -> None:
     with pytest.raises(HubLost):
         scene.request.results(None)
     assert scene.lost == ["a"]
+
+
+def test_only_part_of_a_request_is_given_up_at_its_hub_which_is_not_waited_for() -> None:
+    scene, given_up = Scene(), list[str]()
+    (part,) = scene.parts = scene.parts[:1]
+    part.connection.give_up = lambda: given_up.append(part.name)
+    part.lane.settle = lambda: False
+    part.answers = [AssertionError("it waits")]
+    scene.begin()
+    scene.request.give_up()
+    scene.request.settle()
+    assert given_up == scene.dropped == ["a"] and part.answers
+
+
+def test_parts_that_are_on_no_hub_are_not_waited_for() -> None:
+    scene = Scene()
+    scene.request = JointRequest(scene.on_lost, lambda part: scene.dropped.append(part.name), lambda part: [])  # type: ignore[arg-type, attr-defined]
+    for part in scene.parts:
+        part.answers = [AssertionError("it waits")]
+    scene.begin()
+    scene.request.give_up()
+    scene.request.settle()
+    assert scene.dropped == ["a", "b", "c"] and all(part.answers for part in scene.parts)
+
+
+def test_part_whose_result_was_retracted_is_carried_out_by_the_next_lane_before_it_is_dropped() -> None:
+    scene = Scene()
+    scene.begin()
+    scene.request.results(None)
+    scene.request.retract(scene.parts[1], HubLost("it lies"))
+    scene.request.give_up()
+    scene.request.settle()
+    assert scene.lost == ["b"] and scene.counts == [1, 1, 1] and scene.dropped == ["a", "b", "c"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from envhub_client.connection.known_hubs import Member
-from envhub_client.federation import only_hub
+from envhub_client.federation import opener as openers
 from envhub_client.federation import rebuild as rebuilds
-from envhub_client.federation.only_hub import OnlyHub
+from envhub_client.federation.opener import OnlyHub, PartsOpener
 from envhub_client.federation.part import HubPart
-from envhub_client.federation.parts_opener import PartsOpener
 from envhub_client.federation.rebuild import (
     DEATHS_MAX,
     PAUSE_S_MAX,
@@ -25,6 +25,7 @@ from envhub_client.federation.rebuild import (
     losses_in_a_row,
     made_again,
 )
+from envhub_client.federation.session import joint_description
 from envhub_client.session.options import SessionOptions
 from gymnasium.spaces import Box, Discrete
 
@@ -128,15 +129,6 @@ def test_session_that_was_lost_is_ended_before_its_hub_makes_the_rows_again() ->
     assert part.rows == range(3) and part.maker is scene.opener.made[0].maker and part.maker.losses == 1
 
 
-def test_connections_of_a_making_that_failed_are_ended() -> None:
-    scene = Scene()
-    scene.opener.refuses = True
-    rebuild = scene.lose()
-    assert rebuild.wait(10) and scene.opener.ended == [scene.gone, scene.opener.hub]
-    with pytest.raises(errors.HubLost, match="within reconnect_timeout=0 s: no room"):
-        rebuild.parts()
-
-
 def test_connection_that_an_interrupt_has_left_in_use_keeps_no_rows_from_being_made_again() -> None:
     scene = Scene()
     scene.opener.held = [scene.gone]
@@ -154,8 +146,27 @@ def test_hub_that_is_back_makes_its_rows_again_where_no_other_has_room() -> None
 
 def test_attributes_are_set_again_before_the_rows_are_used() -> None:
     scene = Scene()
-    scene.rebuilder.remember(SetAttr("level", [b"\x01"] * 6))
-    assert scene.lose().wait(10) and [len(message.values) for message in scene.opener.hub.asked] == [3]
+    for name in ("level", "wind", "level"):
+        scene.rebuilder.remember(SetAttr(name, [b"\x01"] * 6))
+    assert scene.lose().wait(10)
+    assert [(each.name, len(each.values)) for each in scene.opener.hub.asked] == [("wind", 3), ("level", 3)]
+
+
+def test_most_losses_in_a_row_count_where_several_sessions_are_gone() -> None:
+    scene = Scene()
+    others = [HubPart("hub-1", range(3, 6), maker(Hub("hub-1")), LANE) for _ in range(2)]
+    for part, losses in zip(others, (2, 1), strict=True):
+        part.maker.adopted_s, part.maker.losses = time.monotonic(), losses
+    rebuild = scene.rebuilder.rebuild(scene.part, others, errors.SessionLost("ended"))
+    assert rebuild.wait(10) and [part.maker.losses for part in rebuild.parts()] == [3]
+
+
+def test_patience_began_with_the_silence_of_the_hub_and_has_no_end_where_no_other_row_waits() -> None:
+    scene = Scene()
+    scene.gone.protocol = SimpleNamespace(silence_s=lambda now_s: 0.75)
+    assert scene.lose().patience_s <= 0.25
+    scene.part = HubPart("hub-1", range(6), maker(scene.gone), LANE)
+    assert scene.lose().patience_s == float("inf")
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -201,6 +212,62 @@ def test_no_session_is_opened_once_all_were_ended() -> None:
     opener.end_all(terminate=True)
     with pytest.raises(SessionClosed):
         opener.connect([Member("hub-1", "tcp://127.0.0.1:1")], 1.0)
+
+
+@pytest.mark.parametrize(("is_vector", "counts"), [(False, [2, 1]), (True, [3, 0])])
+def test_rows_of_a_vector_env_are_made_again_on_one_hub(is_vector: bool, counts: list[int]) -> None:
+    scene, seen = Scene(), list[list[int]]()
+    scene.opener.options.on_hub_loss, scene.opener.others = "redistribute", [Hub("hub-2"), Hub("hub-3")]
+    scene.part.maker.description.vector = is_vector
+    scene.opener.parts = lambda hubs, counts, *_: seen.append(counts) or []  # type: ignore[method-assign, func-returns-value, assignment]
+    assert scene.lose().wait(10) and seen == [counts]
+
+
+class Begun:
+    """A maker that begins no real session."""
+
+    def __init__(self, address: str, make: Any, options: SessionOptions) -> None:
+        self.options, self.description = options, DESCRIPTION
+
+    def begin(self, connection: Any, seeds: Any) -> None:
+        self.connection = connection
+
+    def made(self, timeout: float) -> None:
+        """It is made."""
+
+    def describe(self, made: None) -> Any:
+        return LANE
+
+
+def test_rows_are_divided_among_hubs_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openers, "SessionMaker", Begun)
+    monkeypatch.setattr(openers, "check_agreement", lambda *_: None)
+    opener, ended = PartsOpener(list, cast(Any, lambda rows: rows), SessionOptions(num_workers=1)), list[Any]()
+    opener.end = ended.extend  # type: ignore[method-assign, assignment]
+    hubs: list[Any] = [SimpleNamespace(member=Member(name, name), connection=name) for name in ("a", "b", "c")]
+    parts = opener.parts(hubs, [2, 0, 3], 4)
+    assert [(part.hub, part.rows) for part in parts] == [("a", range(4, 6)), ("c", range(6, 9))] and ended == ["b"]
+    assert [part.maker.options.num_workers for part in parts] == [1, 1]  # each hub with envs has a process
+
+
+def test_hubs_begin_with_that_of_hub_index() -> None:
+    opener = PartsOpener(lambda: cast(Any, ["a", "b", "c"]), cast(Any, None), SessionOptions(hub_index=4))
+    assert opener.hubs() == ["b", "c", "a"]
+
+
+@dataclass
+class Described:
+    """The description of a session on one hub."""
+
+    num_envs: int
+    observation_spaces: list[Any]
+
+
+def test_joint_description_has_the_space_of_each_env_where_some_hub_has_several() -> None:
+    one, other = Box(0, 1, (1,)), Box(0, 2, (1,))
+    hubs: Any = [Described(2, [one]), Described(2, [one, other])]
+    assert joint_description(hubs) == Described(4, [one, one, one, other])
+    assert joint_description([hubs[0]] * 2) == Described(4, [one])
 
 
 # --- tries and pauses -------------------------------------------------------------------------------------------------
@@ -326,7 +393,7 @@ class Made:
 
 @pytest.fixture
 def makers(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
-    monkeypatch.setattr(only_hub, "SessionMaker", Made)
+    monkeypatch.setattr(openers, "SessionMaker", Made)
     monkeypatch.setattr(Made, "ready", [])
     return Made.ready
 
@@ -373,3 +440,10 @@ def test_session_that_is_wanted_no_more_is_ended(makers: list[Made]) -> None:
     with pytest.raises(errors.HubLost):
         rebuild.parts()
     assert makers[1].events[-1] == "end True" and makers[0].events == ["make None None"]
+
+
+def test_all_sessions_that_may_be_there_are_ended(makers: list[Made]) -> None:
+    hub, _, _ = one_hub()
+    hub.open(6)  # as after a loss whose session was not ended yet
+    hub.end_all(terminate=False)
+    assert [each.events[-1] for each in makers] == ["end True", "end False"]

@@ -121,7 +121,7 @@ class Hub:
     def outstanding(self) -> int:
         return int(self.sent.sum())
 
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
+    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
         self._check("send")
         assert len(arrays[0]) == len(env_ids)
         self._step(env_ids)
@@ -263,24 +263,6 @@ def test_loss_that_a_reset_or_parts_have_told_is_not_told_again() -> None:
     assert truncated(hubs.step()) == [] and len(hubs.left) == 6
 
 
-def test_loss_that_something_else_found_is_told_by_the_next_step() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.lose()
-    (part,) = hubs.lane.parts
-    hubs.lane.lost(part, HubLost("lost"))
-    assert truncated(hubs.step()) == [0, 1, 2] and hubs.now.posted == [] and hubs.losses == ["lost"]
-    assert truncated(hubs.step()) == []
-
-
-def test_reset_begins_episodes_that_the_loss_is_no_matter_of() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.lose()
-    assert seen(hubs.reset()) == [0, 0, 0] and hubs.now.posted == ["reset"]
-    assert truncated(hubs.step()) == []
-
-
 @pytest.mark.parametrize("has_object_leaves", [False, True])
 def test_env_that_a_masked_reset_found_the_loss_for_steps_and_the_others_are_truncated(has_object_leaves: bool) -> None:
     hubs = Hubs(has_object_leaves=has_object_leaves)
@@ -333,15 +315,6 @@ def test_reset_that_no_hub_survives_is_given_up() -> None:
     with pytest.raises(HubLost, match=f"hub {100 * ATTEMPTS_MAX} is lost"):
         hubs.reset()
     assert hubs.losses[:ATTEMPTS_MAX] == [f"hub {100 * number} is lost" for number in range(ATTEMPTS_MAX)]
-
-
-def test_two_losses_in_a_row_are_two_truncations() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    for _ in range(2):
-        hubs.lose()
-        batch = hubs.step()
-        assert truncated(batch) == [0, 1, 2] and seen(batch) == [0, 0, 0]
 
 
 def test_without_another_hub_it_is_raised_and_tried_again() -> None:

@@ -20,9 +20,8 @@ from envhub.errors import (
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline, no_reply
-from envhub_client.federation.part import HubPart
-from envhub_client.federation.reach import LOOK_S
-from envhub_client.lanes.base import HubLane
+from envhub_client.federation.part import LOOK_S, HubPart
+from envhub_client.lanes.base import Lane
 
 Result = TypeVar("Result")
 Send = Callable[[HubPart], None]
@@ -59,19 +58,16 @@ class JointRequest(Generic[Result]):
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
         self._sent = 0  # how many parts are sent
-        self._tried: tuple[HubLane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
+        self._tried: tuple[Lane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
-        self._loss: tuple[HubLane, EnvHubError] | None = None  # of that part, with the lane that was lost
+        self._loss: tuple[Lane, EnvHubError] | None = None  # of that part, with the lane that was lost
         self._retracted = 0  # how many results of this request
         self._had = False  # whether ``results`` returned: a further wait would write over what the caller has
         self._dropped = self._is_over = False  # whether the results are not wanted, or have reached the caller
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
-        """Send to each of these hubs by ``send``; ``wait`` is to return a hub's result, again if called again.
-
-        The other hubs carry out their parts where ``send`` raises an error, which ``results`` raises then.
-        """
+        """Send to each hub by ``send``, whose errors ``results`` raises; ``wait`` returns a hub's result, each time."""
         self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
         self._errors, self._again, self._loss, self._had, self._is_over = {}, None, None, False, False
         self._retracted = 0
@@ -122,11 +118,7 @@ class JointRequest(Generic[Result]):
         raise self._loss[1]
 
     def retract(self, part: HubPart, error: EnvHubError) -> None:
-        """Have ``results`` take this error of ``SESSION_ENDS`` for the result of the part, which it has returned.
-
-        Raises:
-            EnvHubError: this error, where it comes of each attempt.
-        """
+        """Have ``results`` take this error for the result of the part, or raise it where it comes of each attempt."""
         self._retracted += 1
         if self._retracted >= ATTEMPTS_MAX:
             raise error
@@ -135,12 +127,8 @@ class JointRequest(Generic[Result]):
     def results(self, timeout: float | None) -> list[Result]:
         """The result of each hub, in the order of their rows; they can be had again.
 
-        What an interrupt of ``begin`` left to be sent is sent first.
-
-        Raises:
-            HubTimeout: not all of them within ``timeout`` seconds; the message names the hubs that have not answered.
-            Exception: the first one that a hub's wait raised, in the order of their rows. An env's is raised once all
-                have ended. The request is to be given up then.
+        What an interrupt of ``begin`` left to be sent is sent first. Raises the first error in that order, an env's
+        once all have ended; or ``HubTimeout`` with the names of the hubs that have not answered.
         """
         if self._sent < len(self._parts):
             self._send_rest()
@@ -205,10 +193,7 @@ class JointRequest(Generic[Result]):
         """Wait until each hub has carried out its part of a request that was dropped; to be called before the next one.
 
         It does not wait for the only hub of a request, which carries out the next one after it, nor for envs that are
-        made again: these begin it no more.
-
-        Raises:
-            LocalProtocolError: a part cannot be sent now; call again.
+        made again: these begin it no more. After a ``LocalProtocolError`` it is called again.
         """
         if not self._dropped:
             self._is_over = self._had

@@ -20,11 +20,16 @@ from envhub_client.connection.zeromq_transport import READABLE, new_waiter
 from envhub_client.deadline import Deadline, seconds_text
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.lost_part import LostPart
-from envhub_client.federation.part import HubPart
-from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
+from envhub_client.federation.part import (
+    LOOK_S,
+    SILENCE_S_MIN,
+    HubPart,
+    out_of_band_of,
+    reset_of,
+    while_in_reach,
+)
 from envhub_client.federation.rebuild import PartRebuilder
-from envhub_client.federation.slices import out_of_band_of, reset_of
-from envhub_client.lanes.base import HubLane
+from envhub_client.lanes.base import Lane
 
 PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
 Result = TypeVar("Result")
@@ -32,7 +37,7 @@ _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a
 
 
 class FederatedLane:
-    """A ``HubLane`` of several parts, or of a single part that is made again after a loss.
+    """A ``Lane`` of several parts, or of a single part that is made again after a loss.
 
     With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
 
@@ -84,11 +89,9 @@ class FederatedLane:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun; as ``HubLane.progress``."""
         return tuple(number for part in self.parts for number in part.lane.progress)
 
     def settle(self) -> bool:
-        """Wait for the end of what was given up; returns whether some envs are outstanding."""
         self._request.settle()
         if self._rows_request.is_pending:
             with contextlib.suppress(HubTimeout):  # ``wait_rows`` waits for the hub's reply, too
@@ -101,12 +104,10 @@ class FederatedLane:
         return outstanding
 
     def give_up(self) -> None:
-        """Give up what was begun; its results are dropped."""
         self._reset = None
         self._request.give_up()
 
     def breach(self, row: int, what: str) -> None:
-        """Go on without the hub of this row, since what it sent breaks the protocol; as ``HubLane.breach``."""
         part = next(each for each in self.parts if row in each.rows)
         try:
             part.lane.breach(row - part.rows.start, what)
@@ -119,7 +120,6 @@ class FederatedLane:
                 self._request.retract(part, error)
 
     def last_observations(self) -> list[np.ndarray]:
-        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
         return [
             np.concatenate(leaf) for leaf in zip(*(part.lane.last_observations() for part in self.parts), strict=True)
         ]
@@ -133,11 +133,7 @@ class FederatedLane:
     # --- the loss of a hub ----------------------------------------------------------------------------------------
 
     def lost(self, part: HubPart, loss: EnvHubError) -> None:
-        """Go on without the session of this part, or of one with its rows: these are truncated, and made again.
-
-        Raises:
-            EnvHubError: this loss, where nothing makes them again.
-        """
+        """Go on without the session of this part, or raise this loss: its rows are truncated, and made again."""
         part = next(each for each in self.parts if part.rows.start in each.rows)
         recovery = self._recovery
         if recovery is None or (recovery.is_only_hub and isinstance(loss, AccessDenied)):
@@ -147,8 +143,6 @@ class FederatedLane:
         if isinstance(part.lane, LostPart) and not part.lane.made:  # no hub has made the rows again in time
             waiting = part.lane.waiting_rows  # which are not waited for any more, once the caller knows
             loss.env_ids = (part.rows.start + waiting).tolist() if self.outstanding else ()
-            if not self.outstanding:  # of a step of all rows, which is repeated without them
-                part.lane.taken(waiting)
             raise loss
         self._has_lost = True
         rebuild = recovery.rebuild(part, _hub_parts(part), loss)
@@ -157,7 +151,7 @@ class FederatedLane:
         part.lane, lane.others_serve = lane, self._serves
         rebuild.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
 
-    def _lane_of(self, parts: Sequence[HubPart]) -> HubLane:
+    def _lane_of(self, parts: Sequence[HubPart]) -> Lane:
         """The lane of these parts, which have the rows of a lost one again."""
         return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._has_object_leaves, copy=True)
 
@@ -166,12 +160,7 @@ class FederatedLane:
         return any(not isinstance(part.lane, LostPart) or part.lane.made for part in self.parts)
 
     def present_parts(self, rows: Sequence[int] = (), timeout: float | None = None) -> list[HubPart]:
-        """The parts with these rows, or all, once those whose hub was lost are on a hub again.
-
-        Raises:
-            HubTimeout: they are not within ``timeout`` seconds.
-            Exception: as for ``Rebuild.parts``.
-        """
+        """The parts with these rows, or all, once they are on a hub; errors as for ``LostPart.await_back``."""
         deadline = None if timeout is None else Deadline(timeout)
         wanted = [part for part in self.parts if not rows or any(row in part.rows for row in rows)]
         for part in wanted:
@@ -184,12 +173,7 @@ class FederatedLane:
         return any(each.connection is connection for part in self.parts for each in _hub_parts(part))
 
     def _replace_or_raise(self, wanted: Callable[[HubPart], object] = lambda part: True) -> None:
-        """Replace as ``_replace_lost``, before a request to the ``wanted`` parts: no answer is to be dropped.
-
-        Raises:
-            HubLost: the rows of a lost hub could not be made again in time; once, then it is tried again.
-            Exception: as for ``Rebuild.parts``; without a recovery, of a part whose session is known to be over.
-        """
+        """Replace lost parts before a request to the ``wanted`` ones, or raise once why these are on no hub."""
         self._replace_lost()
         for part in filter(wanted, self.parts):
             if self._recovery is None:
@@ -210,10 +194,6 @@ class FederatedLane:
     # --- the whole batch ------------------------------------------------------------------------------------------
 
     def begin_reset(self, reset: Reset) -> None:
-        """Begin a reset on the hubs whose rows it has, or leave that to ``wait`` as long as some are on no hub.
-
-        So where these are not made again in time, no other env was reset.
-        """
         if self._has_lost:
             self._replace_or_raise(lambda part: reset_of(reset, part.rows))
         self._turn, self._into, self._resets, self._reset = 1 - self._turn, None, True, reset
@@ -236,7 +216,6 @@ class FederatedLane:
         self._reset = None
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
-        """Begin a step on all hubs."""
         if self._has_lost:
             self._replace_or_raise()
         self._turn, self._into, self._resets, self._reset = 1 - self._turn, None, False, None
@@ -262,11 +241,7 @@ class FederatedLane:
         return batch
 
     def _with_objects(self, part: HubPart, batch: Batch) -> Batch:
-        """The batch of a part; with earlier observations of no fixed size where a row repeats what it showed last.
-
-        Raises:
-            RemoteProtocolError: it does not have some of each row.
-        """
+        """The batch of a part; with earlier observations of no fixed size where a row repeats what it showed last."""
         rows = []
         try:
             for row, blob in batch.rows:
@@ -289,28 +264,18 @@ class FederatedLane:
         return self._into
 
     def while_in_reach(self, part: HubPart, timeout: float | None, wait: Callable[[float | None], Result]) -> Result:
-        """Wait by ``wait`` for at most ``timeout`` seconds, as long as no hub of this part is out of reach.
-
-        Raises:
-            HubLost: it is for longer than envs of other hubs wait for it.
-            Exception: from ``wait``.
-        """
+        """Wait by ``wait`` until a hub of this part is out of reach for longer than envs of other hubs wait for it."""
         if self._silence_s_max is None:
             return wait(timeout)
         return while_in_reach(lambda: _connections(part), self._silence_s_max, timeout, wait)
 
     def _check_reach(self, part: HubPart) -> None:
-        """Check that no hub of this part is out of reach for longer than envs of other hubs wait for it.
-
-        Raises:
-            HubLost: one is.
-        """
+        """Raise ``HubLost`` where a hub of this part is out of reach for longer than envs of other hubs wait for it."""
         if self._silence_s_max is not None:
             for connection in _connections(part):
                 connection.check_reach(self._silence_s_max)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        """The results of what was begun, of all hubs; errors as for ``JointRequest.results``."""
         if into is not None:
             self._into = into
         observations = self._observations()
@@ -343,37 +308,25 @@ class FederatedLane:
 
     @property
     def outstanding(self) -> int:
-        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return self._sent_bytes.count(1)
 
     @property
     def are_outstanding(self) -> np.ndarray:
-        """Mask of the envs that are outstanding."""
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only; errors as for ``Lane.begin_rows``.
-
-        All hubs are asked before one is waited for. Where one refuses, its envs have not moved, and the others have.
-        """
-        self.send_rows(env_ids, codes, arrays)
-        self.confirm_rows(None)
-
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs, without a wait for the hubs' replies; as ``HubLane.send_rows``."""
         self.confirm_rows(None)
         self._check_sendable(env_ids, arrays)
         if self._has_lost:
             self._replace_lost()
         own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
         for part in self.parts:
-            places = np.flatnonzero((part.rows.start <= env_ids) & (env_ids < part.rows.stop))
-            if places.size:
+            if (places := part.places(env_ids)).size:
                 own[part] = env_ids[places] - part.rows.start, codes, [array[places] for array in arrays]
 
         def send(part: HubPart) -> None:
             part.take(self._sent)[own[part][0]] = True  # before it is known: at an interrupt, they may be
-            part.lane.send_rows(*own[part])
+            part.lane.begin_rows(*own[part])
 
         self._rows_request.begin([*own], send, self._confirm)
 
@@ -390,10 +343,6 @@ class FederatedLane:
         self.while_in_reach(part, timeout, part.lane.confirm_rows)
 
     def confirm_rows(self, timeout: float | None) -> None:
-        """Wait until all hubs have begun what ``send_rows`` sent; as ``HubLane.confirm_rows``.
-
-        What an interrupt of ``send_rows`` left to be sent is sent first.
-        """
         try:
             self._rows_request.finish(timeout)
         except HubTimeout:
@@ -404,7 +353,6 @@ class FederatedLane:
             raise
 
     def ask_rows(self) -> None:
-        """Have the results of the outstanding envs sent as soon as they are done."""
         for part in self._outstanding_parts():
             self._of_rows(part, lambda part: part.lane.ask_rows())
 
@@ -412,15 +360,12 @@ class FederatedLane:
         return [part for part in self.parts if part.take(self._sent).any()]
 
     def done_rows(self) -> int:
-        """Number of outstanding envs whose results have come; as ``HubLane.done_rows``."""
         return sum(self._of_rows(part, lambda part: part.lane.done_rows()) for part in self._outstanding_parts())
 
     def descriptors(self) -> Sequence[int]:
-        """Descriptors that say when to look at ``done_rows``."""
         return [each for part in self._outstanding_parts() for each in part.lane.descriptors()]
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         deadline, done = None if timeout is None else Deadline(timeout), 0
         while True:
             left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
@@ -463,15 +408,13 @@ class FederatedLane:
             raise
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs have reached the caller: they are outstanding no more."""
         if self._has_object_leaves:
             self._keep_objects(self._rows_read)
             self._rows_read = ()
         self._sent[env_ids] = False
         for part in self.parts:
-            own = env_ids[(part.rows.start <= env_ids) & (env_ids < part.rows.stop)]
-            if own.size:
-                part.lane.taken(own - part.rows.start)
+            if (places := part.places(env_ids)).size:
+                part.lane.taken(env_ids[places] - part.rows.start)
 
 
 def _hub_parts(part: HubPart) -> list[HubPart]:
@@ -487,7 +430,7 @@ def _connections(part: HubPart) -> list[Connection]:
 def _dropped(part: HubPart) -> None:
     """Have the part report again what was in a result that does not reach the caller."""
     if isinstance(part.lane, LostPart):
-        part.lane.drop()
+        part.lane.give_up()
 
 
 def _park(descriptors: Sequence[int], seconds: float) -> None:

@@ -24,7 +24,7 @@ from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
-from envhub_client.lanes.base import HubLane
+from envhub_client.lanes.base import Lane
 
 DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
@@ -113,7 +113,7 @@ class LostRows:
 
 
 class LostPart:
-    """A ``HubLane`` of rows that are on no hub, until ``rebuild`` is over, and then of ``lane_of`` its parts.
+    """A ``Lane`` of rows that are on no hub, until ``rebuild`` is over, and then of ``lane_of`` its parts.
 
     A row's first step is a truncation with its last observation. Later steps wait for the rows' return as long as the
     rebuild has patience, and are truncations, too, where they do not return in time. Resets wait for the return, and so
@@ -127,11 +127,11 @@ class LostPart:
 
     def __init__(
         self,
-        lost: HubLane,
+        lost: Lane,
         outstanding: np.ndarray,
         has_object_leaves: bool,
         rebuild: Rebuild,
-        lane_of: Callable[[Sequence[HubPart]], HubLane],
+        lane_of: Callable[[Sequence[HubPart]], Lane],
         workers: int | None = None,
     ) -> None:
         """Continue after a lane that was lost, of whose rows a mask says which were sent.
@@ -144,9 +144,9 @@ class LostPart:
         self.rows = LostRows(lost.last_observations(), outstanding)
         self.rebuild = rebuild
         self._has_object_leaves, self._lane_of, self._workers = has_object_leaves, lane_of, workers
-        self._lane: HubLane | None = None  # once the rows are on a hub again and something was begun there
+        self._lane: Lane | None = None  # once the rows are on a hub again and something was begun there
         self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the rebuild
-        self._begin: Callable[[HubLane], None] | None = None  # of all rows, which has not begun on a lane
+        self._begin: Callable[[Lane], None] | None = None  # of all rows, which has not begun on a lane
         self._tried: tuple[int, ...] | None = None  # progress of the lane before ``_begin``, which may have begun there
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
         self._joined: Batch | None = None  # its results
@@ -187,7 +187,7 @@ class LostPart:
         lane._own, lane._lane = part.moved(-part.rows.start), part.lane
         return lane
 
-    def _hub_lane(self) -> HubLane:
+    def _hub_lane(self) -> Lane:
         """The lane of the hubs that have the rows now; errors as for ``Rebuild.parts``."""
         self._lane = self._lane or self._lane_of(self.rebuild.parts())
         return self._lane
@@ -198,9 +198,8 @@ class LostPart:
         return bool(self.outstanding)
 
     def give_up(self) -> None:
-        self._begin = self._tried = None
-        if self._lane is not None:
-            self._lane.give_up()
+        self.rows.truncation_pending |= self.rows.reported  # those that do not reach the caller
+        self._forget_last()
 
     def breach(self, row: int, what: str) -> None:
         self._hub_lane().breach(row, what)
@@ -216,18 +215,8 @@ class LostPart:
         self.rows.show_earlier(lasts)
         return lasts
 
-    def drop(self) -> None:
-        """Forget a request that does not reach the caller; rows whose truncation was in it are truncated once more."""
-        self.rows.truncation_pending |= self.rows.reported
-        self._forget_last()
-
     def await_back(self, timeout: float | None) -> None:
-        """Wait until the rows are on a hub again.
-
-        Raises:
-            HubTimeout: they are not within ``timeout`` seconds.
-            Exception: as for ``Rebuild.parts``.
-        """
+        """Wait until the rows are on a hub again; errors as for ``Rebuild.parts``, and ``HubTimeout``."""
         if not self.rebuild.wait(timeout):
             self._raise_late()
         self.rebuild.parts()
@@ -262,7 +251,7 @@ class LostPart:
         if pending.any():  # those that were reset since the loss, or stepped by themselves, step, if they can
             pending[:] |= bool(out_of_band) or not self._are_whole(~pending)
             self._by_rows = True
-            self.send_rows(np.arange(self.num_envs), codes, own)
+            self.begin_rows(np.arange(self.num_envs), codes, own)
         else:
             self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
         self._begun += 1
@@ -324,10 +313,7 @@ class LostPart:
         return self._joined
 
     def _begun_on_hub(self, timeout: float | None) -> bool:
-        """True if what was begun is begun on the hub that has the rows now; False if a step waits no longer for one.
-
-        Errors are those of ``await_back``.
-        """
+        """True if what was begun is begun on the hub that has the rows now; False if a step waits no longer for one."""
         if self._unreset is not None or not self.others_serve():
             self.await_back(timeout)
         else:
@@ -371,13 +357,10 @@ class LostPart:
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         self.rows.send(env_ids, codes, arrays)
 
-    send_rows = begin_rows  # there is nothing to confirm: a hub that has the rows is asked by ``ask_rows``
-
     def confirm_rows(self, timeout: float | None) -> None:
-        """Do nothing."""
+        """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
 
     def ask_rows(self) -> None:
-        """Begin what waits for a hub, once there is one, and ask for its results; errors as for ``Rebuild.parts``."""
         waiting = self.rows.waiting
         if waiting and self.rebuild.over:
             lane = self._hub_lane()
@@ -388,7 +371,7 @@ class LostPart:
                 except HubTimeout:
                     return
                 if not (lane.are_outstanding | self.rows.truncation_pending)[env_ids].any():
-                    lane.send_rows(env_ids, codes, arrays)
+                    lane.begin_rows(env_ids, codes, arrays)
                 waiting.pop(0)
         if self._lane is not None:
             self._lane.ask_rows()
@@ -406,11 +389,9 @@ class LostPart:
         return int(self.rows.due.sum()) + self._done_on_hub()
 
     def descriptors(self) -> Sequence[int]:
-        """Descriptors of the hub's lane; before there is one, none: what waits for that looks again by itself."""
         return self._lane.descriptors() if self._lane is not None else ()
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        """The results of all outstanding rows that are done; as ``HubLane.wait_rows`` of what ``done_rows`` counts."""
         due, batches = np.flatnonzero(self.rows.due), []
         if due.size:
             batches.append(self._truncation(due, [leaf[due] for leaf in self.rows.earlier]))

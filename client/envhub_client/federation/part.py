@@ -1,18 +1,27 @@
-"""The rows of a vector env that are on one hub."""
+"""The rows of a vector env that are on one hub, and their part of a request for all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 
+from envhub.errors import HubTimeout
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Observe, Observed
+from envhub.protocol.messages import Call, Observe, Observed, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.batch import Batch
 from envhub_client.connection.connection import Connection
-from envhub_client.lanes.base import HubLane
+from envhub_client.deadline import Deadline
+from envhub_client.lanes.base import Lane
 from envhub_client.session.maker import SessionMaker
+
+LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
+SILENCE_S_MIN = 2.5  # of a hub that is asked every second
+
+Result = TypeVar("Result")
 
 
 class HubPart:
@@ -26,7 +35,7 @@ class HubPart:
         lane: steps its rows, which are numbered from 0 there.
     """
 
-    def __init__(self, hub: str, rows: range, maker: SessionMaker, lane: HubLane) -> None:
+    def __init__(self, hub: str, rows: range, maker: SessionMaker, lane: Lane) -> None:
         self.hub = hub
         self.rows = rows
         self.take: Callable[[np.ndarray], np.ndarray] = itemgetter(slice(rows.start, rows.stop))
@@ -41,6 +50,10 @@ class HubPart:
     def moved(self, by: int) -> HubPart:
         """The same session, with rows whose numbers are greater by ``by``."""
         return HubPart(self.hub, range(self.rows.start + by, self.rows.stop + by), self.maker, self.lane)
+
+    def places(self, env_ids: np.ndarray) -> np.ndarray:
+        """The places of this part's rows among these."""
+        return np.flatnonzero((self.rows.start <= env_ids) & (env_ids < self.rows.stop))
 
     def numbered(self, batch: Batch) -> Batch:
         """The batch with the numbers that its rows have in the larger vector env."""
@@ -58,11 +71,7 @@ class HubPart:
         return Observe(self.connection.protocol.token, described=True)
 
     def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
-        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf.
-
-        Raises:
-            RemoteProtocolError: they are not of these rows.
-        """
+        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
         count, leaves = len(self.rows), self.lane.leaves
         try:
             if (len(reply.message.steps), len(reply.message.given)) != (count, count):
@@ -74,3 +83,56 @@ class HubPart:
         except ValueError as error:
             raise self.connection.breach(f"an OBSERVE reply does not fit the session: {error}") from error
         return reply.message, arrays
+
+
+def reset_of(reset: Reset, rows: range) -> Reset | None:
+    """The reset of these rows, numbered from 0; None if its mask leaves all of them out."""
+    mask = reset.mask[rows.start : rows.stop]
+    if reset.mask and not any(mask):
+        return None
+    own = slice(rows.start, rows.stop)
+    mask = [] if all(mask) else mask
+    return replace(reset, seeds=reset.seeds[own], mask=mask, options_each=reset.options_each[own])
+
+
+def call_of(call: Call, rows: range) -> Call | None:
+    """The call of these rows, numbered from 0; None if it names some rows, and none of them."""
+    if not call.rows:
+        return call
+    named = [row - rows.start for row in call.rows if row in rows]
+    return replace(call, rows=named) if named else None
+
+
+def set_attr_of(message: SetAttr, rows: range, num_envs: int) -> SetAttr | None:
+    """The attribute of these rows of ``num_envs``, numbered from 0; None if it names some rows, and none of them."""
+    named = message.rows or range(num_envs)
+    places = [place for place, row in enumerate(named) if row in rows]
+    if not places:
+        return None
+    values = message.values if len(message.values) == 1 else [message.values[place] for place in places]
+    return SetAttr(message.name, values, [named[place] - rows.start for place in places] if message.rows else [])
+
+
+def out_of_band_of(packed: bytes, parts: Sequence[range]) -> Iterator[bytes]:
+    """The packed actions of the rows of each part, numbered from 0."""
+    entries = unpack_rows(packed, parts[-1].stop)
+    for rows in parts:
+        yield pack_rows((row - rows.start, bytes(blob)) for row, blob in entries if row in rows)
+
+
+def while_in_reach(
+    connections: Callable[[], Iterable[Connection]],
+    silence_s_max: float,
+    timeout: float | None,
+    wait: Callable[[float | None], Result],
+) -> Result:
+    """Wait by ``wait``; raises ``HubLost`` once one of these hubs is out of reach, or silent for too long."""
+    deadline = None if timeout is None else Deadline(timeout)
+    while True:
+        try:
+            return wait(LOOK_S if deadline is None else min(LOOK_S, deadline.left_s()))
+        except HubTimeout:
+            for connection in connections():
+                connection.check_reach(silence_s_max)
+            if deadline is not None and not deadline.left_s():
+                raise

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from envhub import errors
+from envhub_client.connection.connection import Connection
+from envhub_client.connection.known_hubs import Member
 
 
 class Room(NamedTuple):
@@ -26,9 +30,6 @@ def placed(num_envs: int, rooms: Sequence[Room]) -> list[int]:
 
     Hubs with more free CPUs are taken first. Where all of them have too few, the envs are divided by free CPUs among
     the hubs that have any, and where none is free, by all CPUs among all hubs.
-
-    Raises:
-        ValueError: the hubs do not admit as many envs.
     """
     weights = [max(0.0, room.cpus_free) for room in rooms]
     is_free = any(weights)
@@ -50,7 +51,7 @@ def placed(num_envs: int, rooms: Sequence[Room]) -> list[int]:
 def divided(count: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
     """``count`` things divided by these weights: at least one where there is a weight, and never more than ``most``.
 
-    ``count`` is neither less than there are weights nor more than ``most`` in all.
+    ``count`` is not more than ``most`` in all.
     """
     counts = [1 if weight and limit else 0 for weight, limit in zip(weights, most, strict=True)]
     for _ in range(count - sum(counts)):
@@ -61,12 +62,7 @@ def divided(count: int, weights: Sequence[float], most: Sequence[int]) -> list[i
 
 
 def checked_split(split: Sequence[int], num_envs: int, hubs: int) -> list[int]:
-    """The numbers of envs as they were given, one for each hub.
-
-    Raises:
-        TypeError: they are not whole numbers in a list.
-        ValueError: they are not as many as hubs, or not ``num_envs`` in all.
-    """
+    """The numbers of envs as they were given, one for each hub; ``TypeError`` or ``ValueError`` if they are not."""
     try:
         counts = [*map(operator.index, split)]
     except TypeError:
@@ -76,3 +72,37 @@ def checked_split(split: Sequence[int], num_envs: int, hubs: int) -> list[int]:
     if min(counts) < 0 or sum(counts) != num_envs:
         raise ValueError(f"split={counts} must have numbers from 0 that make num_envs={num_envs} in all")
     return counts
+
+
+class OpenHub(NamedTuple):
+    """A hub to which there is a connection, without a session as yet."""
+
+    member: Member
+    connection: Connection
+
+
+def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs, or ``RequestRefused`` where they have no room for them."""
+    try:
+        return placed(num_envs, [_room(hub.connection) for hub in hubs])
+    except ValueError as error:
+        names = ", ".join(hub.member.name for hub in hubs)
+        raise errors.RequestRefused(f"{error} ({names})") from error
+
+
+def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs: all on the first one that has most free CPUs."""
+    best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
+    return [num_envs if hub is best else 0 for hub in hubs]
+
+
+def _room(connection: Connection) -> Room:
+    capacity = connection.welcome.capacity  # None from a hub in another language that does not say
+    return Room(1.0, 1.0, None) if capacity is None else Room(capacity.cpus, capacity.cpus_free, capacity.envs_free)
+
+
+def processes_of(num_workers: Any, counts: Sequence[int]) -> list[Any]:
+    """The number of processes for each hub, by its envs; at least one where it has any."""
+    if not isinstance(num_workers, int):
+        return [num_workers] * len(counts)
+    return divided(min(num_workers, sum(counts)), counts, counts)

@@ -14,8 +14,7 @@ from envhub import errors
 from envhub.protocol.messages import Op, SetAttr
 from envhub.values import spaces
 from envhub_client.deadline import Deadline
-from envhub_client.federation.part import HubPart
-from envhub_client.federation.slices import set_attr_of
+from envhub_client.federation.part import HubPart, set_attr_of
 from envhub_client.session.description import SessionDescription, ValueCodec
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import SeedsGiven
@@ -116,12 +115,7 @@ class Rebuild:
         return over.is_set()
 
     def parts(self) -> Sequence[HubPart]:
-        """The parts that have the rows, once it is over.
-
-        Raises:
-            HubLost: no hub makes the envs again.
-            Exception: as at the first making.
-        """
+        """The parts that have the rows, once it is over; raises why no hub makes the envs again."""
         if self._error is not None:
             self._was_raised = True
             raise self._error
@@ -174,10 +168,7 @@ class Opener(Protocol):
         check: Callable[[HubPart], None],
         deadline: Deadline,
     ) -> Sequence[HubPart]:
-        """Open sessions for the rows of a lost part, in place of those that are gone, and ``check`` each.
-
-        Where that fails, none is left.
-        """
+        """Open and ``check`` sessions for the rows of a lost part, in place of those that are gone, or leave none."""
 
     def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
         """End sessions in whose place are others; of a hub that is out of reach, as long as that ``is_wanted``."""
@@ -218,11 +209,7 @@ class PartRebuilder:
             rebuild.join()
 
     def rebuild(self, lost: HubPart, gone: Sequence[HubPart], loss: errors.EnvHubError) -> Rebuild:
-        """The making of the rows of a lost part, in place of the sessions that are gone, which has not begun.
-
-        Raises:
-            EnvHubError: this loss, where the envs are being closed.
-        """
+        """The making of the rows of a lost part in place of the sessions that are gone, which has not begun."""
         if self._stopped:
             raise loss
         log.warning("%s; its envs %s are made again", loss, _text(lost.rows))
@@ -279,12 +266,7 @@ class PartRebuilder:
             raise OtherEnvs(f"{hub} divides the vector env among other workers")
 
     def _set_again(self, part: HubPart) -> None:
-        """Set the attributes of this part's rows again. One that cannot be set is left out, with a warning.
-
-        Raises:
-            HubLost: the hub is lost.
-            Exception: from a signal handler.
-        """
+        """Set the attributes of this part's rows again. One that cannot be set is left out, with a warning."""
         for message in [*self._attributes.values()]:  # others may be set meanwhile
             own = set_attr_of(message, part.rows, self._description.num_envs)
             try:
@@ -314,12 +296,8 @@ def made_again(
 ) -> Sequence[HubPart]:
     """The result of ``make``, which is called for ``timeout`` seconds until it returns one, with pauses that grow.
 
-    The first pause comes before the first call, where ``losses`` sessions were lost in a row.
-
-    Raises:
-        HubLost: there is none in time, or it is not wanted any more, or making the envs has ended too many workers, or
-            the only hub makes others.
-        AccessDenied: the only hub does not let this client in.
+    The first pause comes before the first call, where ``losses`` sessions were lost in a row. It is given up, with
+    ``HubLost``, where too many workers die or it is not wanted any more; the only hub may also deny access.
     """
     deadline, deaths, refusals = Deadline(timeout), 0, losses
     pause_s = RETRY_S * 2 ** min(losses, 10) if losses else 0.0

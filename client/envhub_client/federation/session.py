@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -21,17 +22,14 @@ from envhub.values.leaf import OBJECT
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
-from envhub_client.federation.agreement import joint_description
 from envhub_client.federation.joint_request import JointRequest
-from envhub_client.federation.joint_shares import JointShares
 from envhub_client.federation.lane import FederatedLane
-from envhub_client.federation.part import HubPart
+from envhub_client.federation.part import HubPart, call_of, set_attr_of
 from envhub_client.federation.rebuild import Opener, PartRebuilder
-from envhub_client.federation.slices import call_of, set_attr_of
 from envhub_client.frames import hide_frames
-from envhub_client.session.description import Sizing
+from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.session import VectorSession, detach, results_of
+from envhub_client.session.session import Shares, VectorSession, detach, results_of
 
 
 class FederatedSession(VectorSession):
@@ -57,7 +55,11 @@ class FederatedSession(VectorSession):
             recovery = None if self.options.on_hub_loss == "raise" else self._rebuilder
             self.lane = self._lane = FederatedLane(parts, has_object_leaves, self.options.copy, recovery)
             self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
-            self._shares = JointShares(parts)
+            self._shares = Shares(
+                part.rows[n :: part.maker.sizing.num_workers]
+                for part in parts
+                for n in range(part.maker.sizing.num_workers)
+            )
             self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
             self._opener.end_all(terminate=True)
@@ -217,11 +219,22 @@ class FederatedSession(VectorSession):
 
 
 def _lost(lane: FederatedLane, part: HubPart, loss: errors.EnvHubError) -> NoReturn:
-    """Have the rows of this part made again, since a request other than a step or reset found its session over.
-
-    Raises:
-        EnvHubError: this loss, always.
-    """
+    """Have the rows of this part made again, and raise this loss, as a request other than a step or reset does."""
     if lane.is_present(part.connection):
         lane.lost(part, loss)
     raise loss
+
+
+def joint_description(descriptions: Sequence[SessionDescription]) -> SessionDescription:
+    """The description of a session that has the rows of all of these."""
+    counts = [each.num_envs if len(each.observation_spaces) == 1 else 1 for each in descriptions]
+    each_own = [
+        space for each, count in zip(descriptions, counts, strict=True) for space in [*each.observation_spaces] * count
+    ]
+    alike = all(len(each.observation_spaces) == 1 for each in descriptions)
+    observation_spaces = descriptions[0].observation_spaces if alike else each_own
+    return replace(
+        descriptions[0],
+        num_envs=sum(each.num_envs for each in descriptions),
+        observation_spaces=observation_spaces,
+    )

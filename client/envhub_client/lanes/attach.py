@@ -52,12 +52,7 @@ class Attachment:
         self._nbytes = 0  # of the fields in it
 
     def open(self, sockets: LocalSockets | None, ticket: bytes) -> None:
-        """Show the ticket to the hub that has these sockets, and receive what it gives.
-
-        Raises:
-            OSError: there is no side socket, it gives nothing in time, or its bells cannot be rung.
-            codec.DecodeError: what it sent cannot be read, or a number of it is out of its bounds.
-        """
+        """Show the ticket to the hub that has these sockets, and receive what it gives, or raise why not."""
         if sockets is None or not ticket:
             raise OSError("there is no side socket")
         deadline = Deadline(ATTACH_TIMEOUT_S)
@@ -88,11 +83,7 @@ class Attachment:
         return self._reader.descriptors
 
     def arena(self, layout: Layout) -> Arena:
-        """The memory, mapped; its descriptor is closed.
-
-        Raises:
-            OSError, ValueError: it is of another layout, as of another version of EnvHub, or cannot be mapped.
-        """
+        """The memory, mapped; its descriptor is closed. Raises ``OSError`` or ``ValueError`` for another layout."""
         arena = Arena(layout, self._reader.descriptors[0], in_children=True)  # views of it may be read there
         arena.check()
         self._memory, self._nbytes = arena.memory_ref(), layout.nbytes() + layout.rooms_bytes()
@@ -100,11 +91,7 @@ class Attachment:
         return arena
 
     def let_go(self) -> None:
-        """Let go of the memory: what still refers to it has a copy of its fields from now on. Then tell the hub.
-
-        Raises:
-            OSError: there is no memory for the copy; the hub is not told.
-        """
+        """Let go of the memory: what still refers to it has a copy of its fields. Then tell the hub."""
         memory = None if self._memory is None else self._memory()
         if memory is not None:
             replace_by_copy(memory, self._nbytes)
@@ -120,11 +107,7 @@ class Attachment:
 
 
 def replace_by_copy(memory: mmap.mmap, nbytes: int) -> None:
-    """Put private memory in the place of a mapped file, at once: a copy of its first bytes, and zeros.
-
-    Raises:
-        OSError: there is no memory.
-    """
+    """Put private memory in the place of a mapped file, at once: a copy of its first bytes, and zeros."""
     size = len(memory)
     at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE

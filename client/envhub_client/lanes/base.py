@@ -25,7 +25,7 @@ class Lane(Protocol):
 
     @property
     def name(self) -> str:
-        """``"shared"`` or ``"wire"``."""
+        """``"shared"`` or ``"wire"``; joined by ``+`` where hubs differ."""
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
@@ -51,12 +51,19 @@ class Lane(Protocol):
         The arrays are copied: they may change at once. ``out_of_band`` has the packed actions of the other leaves.
         """
 
-    def wait(self, timeout: float | None) -> Batch:
-        """The results of what was begun.
+    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
+        """The results of what was begun; with ``into`` the observations are written there, an array for each leaf.
 
         Raises:
             HubTimeout: not within ``timeout`` seconds.
             Exception: what an env raised.
+        """
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers that differ once another reset or step has begun, even where an interrupt broke off its beginning.
+
+        Such a one is carried out all the same, and can be waited for.
         """
 
     @property
@@ -68,52 +75,24 @@ class Lane(Protocol):
         """Mask of the envs that are outstanding."""
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only, with an array per action leaf.
+        """Begin a step of these envs only, with an array per action leaf; ``confirm_rows`` waits for the hub's reply.
+
+        Several hubs are all asked before one is waited for. Where one refuses, its envs have not moved, and the others
+        have.
 
         Raises:
             ValueError: one of them is under way, or others are with actions of a dtype of another size.
-            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
-                repeated.
         """
-
-    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
-
-    def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs, or their error, have reached the caller: they are outstanding no more.
-
-        Until then ``wait_rows`` returns or raises the same. After an interrupt it is called again.
-        """
-
-
-class HubLane(Lane, Protocol):
-    """A lane of one hub, which can be waited for together with those of other hubs."""
-
-    @property
-    def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun, even where an interrupt broke off its beginning.
-
-        Such a one is carried out all the same, and can be waited for.
-        """
-
-    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        """The results of what was begun; with ``into`` the observations are written there, an array for each leaf.
-
-        Raises:
-            HubTimeout: not within ``timeout`` seconds.
-            Exception: what an env raised.
-        """
-
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs as ``begin_rows``, and leave the wait for the hub's reply to ``confirm_rows``."""
 
     def confirm_rows(self, timeout: float | None) -> None:
-        """Wait until the hub has begun what ``send_rows`` sent, if anything is not confirmed; errors as ``begin_rows``.
+        """Wait until the hub has begun what ``begin_rows`` sent, if anything is not confirmed; errors as there, too.
 
-        An interrupt of ``send_rows`` may have come before anything was sent: then the envs are not outstanding.
+        An interrupt of ``begin_rows`` may have come before anything was sent: then the envs are not outstanding.
 
         Raises:
             HubTimeout: no reply within ``timeout`` seconds; it can be waited for again.
+            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
+                repeated.
         """
 
     def ask_rows(self) -> None:
@@ -130,6 +109,15 @@ class HubLane(Lane, Protocol):
         """Descriptors of which one becomes readable when ``done_rows`` may return more than it did last.
 
         Nothing else may use the lane between that call and a wait for these.
+        """
+
+    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
+
+    def taken(self, env_ids: np.ndarray) -> None:
+        """Note that the results of these envs, or their error, have reached the caller: they are outstanding no more.
+
+        Until then ``wait_rows`` returns or raises the same. After an interrupt it is called again.
         """
 
     def last_observations(self) -> list[np.ndarray]:

@@ -30,8 +30,7 @@ from envhub_client.connection.connection import CHECK_S, Connection
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
-from envhub_client.lanes.templates import InfoTemplates
-from envhub_client.lanes.wire import WireLane
+from envhub_client.lanes.wire import InfoTemplates, WireLane
 
 PARK_S = CHECK_S  # at a time: a lost connection is reported while a long step goes on
 COPIES_BYTES_MAX = 1 << 26  # of large infos, in memory that is kept
@@ -85,7 +84,6 @@ class SharedLane:
         connection.on_idle(self._let_go_if_revoked)
 
     def settle(self) -> bool:
-        """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
         if self._unconfirmed is not None:
             self.confirm_rows(None)
         outstanding = 1 in self._driver.sent
@@ -97,20 +95,16 @@ class SharedLane:
         return outstanding
 
     def give_up(self) -> None:
-        """Give up what was begun: ``settle`` waits for the end of a step, and its results are dropped."""
         self._connection.give_up()
 
     def breach(self, row: int, what: str) -> NoReturn:
-        """Raise that the hub broke the protocol."""
         raise self._connection.breach(what)
 
     def begin_reset(self, reset: Reset) -> None:
-        """Begin a reset, which the hub drives."""
         self._leave_to_hub()
         self._wire.begin_reset(reset)
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
-        """Begin a step. The arrays are copied: they may change while it runs."""
         if out_of_band:
             self._leave_to_hub()
             self._wire.begin_step(codes, arrays, out_of_band)
@@ -141,12 +135,9 @@ class SharedLane:
             raise of_hub(HubLost(text), self._connection.hub)
 
     def _regain_drive(self) -> None:
-        """Drive, once the hub is done with what was given up, as at an interrupt, and has handed the drive back.
+        """Drive, once the hub is done with what was given up and has handed the drive back.
 
         The hub may not have read yet what was given up, so that the client seems to drive.
-
-        Raises:
-            EnvHubError: the session has ended, or the hub is lost.
         """
         if self._connection.protocol.unsettled or self._arena.driver != DRIVER_CLIENT:
             self._connection.synchronize()
@@ -163,16 +154,13 @@ class SharedLane:
 
     @property
     def outstanding(self) -> int:
-        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return self._driver.outstanding
 
     @property
     def are_outstanding(self) -> np.ndarray:
-        """Mask of the envs that are outstanding."""
         return np.frombuffer(self._driver.sent, np.bool_)
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
         with self._connection.in_use:
             self.confirm_rows(None)
             self._prepare()
@@ -183,12 +171,8 @@ class SharedLane:
             self._driver.post_rows(env_ids, codes, arrays)
             self.confirm_rows(None)
 
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs; only an interrupt leaves something to confirm."""
-        self.begin_rows(env_ids, codes, arrays)
-
     def confirm_rows(self, timeout: float | None) -> None:
-        """Note the envs as sent and ring their workers, if an interrupt came in between; it does not wait."""
+        # An interrupt came between the words and the rings, if anything is left to be done.
         if self._unconfirmed is None:
             return
         env_ids, before = self._unconfirmed
@@ -198,7 +182,6 @@ class SharedLane:
         self._unconfirmed = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         try:
             return self._wait_rows(min_envs, timeout)
         except SESSION_FAILS as error:
@@ -221,18 +204,15 @@ class SharedLane:
         """Do nothing: workers tell by themselves."""
 
     def done_rows(self) -> int:
-        """Number of outstanding envs that are done; as ``HubLane.done_rows``."""
         with self._connection.in_use:
             events = self._poller.poll(0)  # before the words: a ring after this wakes the next wait
             self._check_hub(events, None)
             return self._driver.done()
 
     def descriptors(self) -> Sequence[int]:
-        """Descriptors that say when to look at ``done_rows``."""
         return (self._poller.fileno(),)
 
     def last_observations(self) -> list[np.ndarray]:
-        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
         if self._last is not None:
             return [*map(np.ndarray.copy, self._last)]
         arena, rows = self._arena, np.arange(self.num_envs)
@@ -246,7 +226,6 @@ class SharedLane:
             self._last = self.last_observations()
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs, or their error, have reached the caller; as ``Lane.taken``."""
         arena = self._arena
         is_shown = (arena.status[env_ids] != STATUS_RAISED) & (arena.done[env_ids] == arena.request[env_ids])
         shown = env_ids[is_shown]
@@ -260,11 +239,9 @@ class SharedLane:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun; as ``HubLane.progress``."""
         return int(np.add.reduce(self._arena.request)), *self._wire.progress
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        """The results of what was begun, again if asked again; errors as for the wire lane."""
         if self._begun is Begun.BY_HUB:
             batch = self._wire.wait(timeout, into)
             self._last, self._unreturned = None, False
@@ -286,12 +263,7 @@ class SharedLane:
             return Batch(observations, *results, rows, groups)
 
     def _infos(self, deadline: Deadline | None) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
-        """The infos of a step, of which the hub holds the large ones.
-
-        Raises:
-            HubTimeout: the hub does not answer in time; ask again.
-            Exception: as an env raised it, which the hub holds, too.
-        """
+        """The infos of a step; the hub is asked for the large ones, and for what an env raised."""
         arena = self._arena
         small, columns = arena.all_infos()
         rows = self._copied(small)
@@ -316,13 +288,7 @@ class SharedLane:
         return copies
 
     def _ask_hub(self, rows: list[int], deadline: Deadline | None) -> list[tuple[int, bytes]]:
-        """The infos of these rows that the hub holds.
-
-        Raises:
-            HubTimeout: it does not answer in time; ask again.
-            Exception: as an env raised it, or because the session has ended.
-            RemoteProtocolError: an env raised, and the hub does not say what.
-        """
+        """The infos of these rows that the hub holds, or the error of one of these envs."""
         reply = self._connection.ask(Op.COLLECT, Collect(rows), timeout=answer_timeout(deadline))
         if raised := [row for row in rows if self._arena.status[row] == STATUS_RAISED]:
             cause = EnvRaised(self._connection.row_offset + raised[0], "Exception", "not reported")
@@ -333,13 +299,7 @@ class SharedLane:
             raise self._connection.breach(f"a reply to COLLECT cannot be read: {error}") from error
 
     def _await(self, deadline: Deadline | None, ready: Callable[[], bool] | None = None) -> None:
-        """Wait until every row is done, or as many as make it ``ready``, until ``deadline``.
-
-        Raises:
-            HubTimeout: not in time; it goes on.
-            HubLost: the hub has ended.
-            EnvHubError: the session has ended.
-        """
+        """Wait until every row is done, or as many as make it ``ready``, at most until ``deadline``."""
         ready = ready or self._arena.quiescent
         if self._begun is Begun.POSTED:
             self._ring(self._bells)

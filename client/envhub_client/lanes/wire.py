@@ -14,19 +14,20 @@ from envhub.arena.layout import split_results
 from envhub.errors import HubTimeout, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step
+from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step, TemplatesRequest
 from envhub.protocol.prelude import Frame
+from envhub.values import codec
 from envhub.values.compression import decompressor
-from envhub.values.info_columns import unpack_columns
+from envhub.values.info_columns import NotInColumns, Rows, Template, unpack_columns
 from envhub.values.leaf import Leaf
 from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_FAILS
-from envhub_client.deadline import Deadline
-from envhub_client.lanes.templates import InfoTemplates
+from envhub_client.deadline import Deadline, answer_timeout
 
 # Up to here, copying a received frame costs less than keeping alive the whole receive buffer that it is part of.
 KEEP_BYTES = 1 << 16
+TEMPLATES_MAX = 4096  # forms of infos; beyond that all are forgotten, and those in use are asked for again
 
 _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in bytes of a batch of a leaf
 
@@ -88,25 +89,20 @@ class WireLane:
         self._last: list[np.ndarray] | None = None  # of each leaf, as they came; None before the first ones
 
     def settle(self) -> bool:
-        """True if some envs are outstanding; the hub itself waits for the end of what was given up."""
         return 1 in self._sent_bytes
 
     def give_up(self) -> None:
-        """Give up what was begun; the hub drops its results."""
         self._unconfirmed = None
         self._connection.give_up()
 
     def breach(self, row: int, what: str) -> NoReturn:
-        """Raise that the hub broke the protocol."""
         raise self._connection.breach(what)
 
     def begin_reset(self, reset: Reset) -> None:
-        """Begin a reset."""
         self._inbox, self._turn = _EMPTY, 1 - self._turn
         self._connection.send(Op.RESET, reset, keep=True)
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
-        """Begin a step. The arrays are copied: they may change while it runs, and the request may be sent again."""
         self._inbox, self._turn = _EMPTY, 1 - self._turn
         if codes != self._step.codes:
             self._step = Step(codes)
@@ -115,26 +111,17 @@ class WireLane:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Numbers that differ once another reset or step has begun; as ``Lane.progress``."""
         return (self._connection.protocol.last_seq,)
 
     @property
     def outstanding(self) -> int:
-        """Number of envs that were begun by ``begin_rows`` and not taken."""
         return self._sent_bytes.count(1)
 
     @property
     def are_outstanding(self) -> np.ndarray:
-        """Mask of the envs that are outstanding."""
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only; errors as for ``Lane.begin_rows``."""
-        self.send_rows(env_ids, codes, arrays)
-        self.confirm_rows(None)
-
-    def send_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs, without a wait for the reply; as ``HubLane.send_rows``."""
         with self._connection.in_use:  # the reply to a RECEIVE must not come between the look at it and its end
             self.confirm_rows(None)
             ends_receive = self._ends_receive()
@@ -175,10 +162,6 @@ class WireLane:
         return answer is not None and answer.op is op
 
     def confirm_rows(self, timeout: float | None) -> None:
-        """Wait for the reply to a SEND; as ``HubLane.confirm_rows``.
-
-        The reply to a RECEIVE that the SEND ended, which comes with it, is kept.
-        """
         if self._unconfirmed is None:
             return
         env_ids, before = self._unconfirmed
@@ -197,7 +180,6 @@ class WireLane:
             self._unconfirmed = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        """The results of all outstanding envs that are done, once these are ``min_envs``; errors as for ``wait``."""
         try:
             return self._wait_rows(min_envs, timeout)
         except SESSION_FAILS as error:
@@ -228,7 +210,6 @@ class WireLane:
         self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
 
     def ask_rows(self) -> None:
-        """Have the results of the outstanding envs sent as soon as they are done, once the hub has begun these."""
         try:
             self.confirm_rows(0)
         except HubTimeout:
@@ -237,14 +218,12 @@ class WireLane:
             self._connection.send(Op.RECEIVE, Receive(1), keep=True)
 
     def done_rows(self) -> int:
-        """Number of outstanding envs whose results have come; as ``HubLane.done_rows``."""
         if self._receiving():
             with contextlib.suppress(HubTimeout):
                 self._take_part(0)
         return sum(map(_size, self._inbox.parts))
 
     def descriptors(self) -> Sequence[int]:
-        """Descriptors that say when to look at ``done_rows``."""
         return self._connection.descriptors
 
     def _receiving(self) -> bool:
@@ -254,7 +233,6 @@ class WireLane:
         return arrived or inbox.unread is not None or protocol.pending is Op.RECEIVE
 
     def taken(self, env_ids: np.ndarray) -> None:
-        """Note that the results of these envs, or their error, have reached the caller; as ``Lane.taken``."""
         parts, unread, read = self._inbox
         left = self._sent.copy()
         left[env_ids] = False
@@ -316,7 +294,6 @@ class WireLane:
         return Batch(observations, *results, *infos, env_ids)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        """The results of what was begun; as ``Lane.wait``."""
         self._into = into
         return self._read(timeout, self._batch)
 
@@ -346,7 +323,6 @@ class WireLane:
             last[part.env_ids] = leaf
 
     def last_observations(self) -> list[np.ndarray]:
-        """Copies of the envs' observations as they were returned last; as ``HubLane.last_observations``."""
         if self._last is None:
             return [np.zeros(shape, dtype) for dtype, shape, _ in self._fields]
         return [*map(np.ndarray.copy, self._last)]
@@ -372,6 +348,37 @@ class WireLane:
                 array = array.copy()
             arrays.append(array)
         return arrays, received
+
+
+class InfoTemplates:
+    """The forms of one session's infos, by number, which the hub describes once each."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._templates: dict[int, Template] = {}
+
+    def read(self, columns: Sequence[Rows], deadline: Deadline | None = None) -> list[InfoGroup]:
+        """The infos in these rows; the hub is asked for forms that were not seen before, again after ``HubTimeout``."""
+        if unknown := [rows.template for rows in columns if rows.template not in self._templates]:
+            if len(self._templates) + len(unknown) > TEMPLATES_MAX:
+                self._templates.clear()
+                unknown = [rows.template for rows in columns]
+            request, timeout = TemplatesRequest(unknown), answer_timeout(deadline)
+            reply = self._connection.ask(Op.TEMPLATES, request, timeout=timeout).message
+            try:
+                for number, example in zip(reply.numbers, reply.examples, strict=True):
+                    self._templates[number] = Template(codec.decode(example))
+            except (ValueError, TypeError, AttributeError, NotInColumns) as error:
+                raise self._connection.breach(f"a template of infos cannot be read: {error}") from error
+        return [self._group(*rows) for rows in columns]
+
+    def _group(self, number: int, rows: np.ndarray, data: np.ndarray) -> InfoGroup:
+        template = self._templates.get(number)
+        if template is None or data.shape[1] != template.nbytes:
+            raise self._connection.breach(
+                f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes"
+            )
+        return InfoGroup(template, rows, np.frombuffer(np.ascontiguousarray(data), template.dtype))
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:

@@ -22,9 +22,8 @@ from envhub.values.compression import available
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import HubLane
-from envhub_client.lanes.templates import InfoTemplates
-from envhub_client.lanes.wire import WireLane
+from envhub_client.lanes.base import Lane
+from envhub_client.lanes.wire import InfoTemplates, WireLane
 from envhub_client.private_hub import program_hub
 from envhub_client.private_hub.program_environment import by_value_if_unimportable, program_environment
 from envhub_client.session.description import SessionDescription, Sizing, ValueCodec, describe
@@ -65,7 +64,7 @@ class SessionMaker:
         timeout: float | None = None,
         num_workers: int | None = None,
         seeds: Sequence[int | None] | None = None,
-    ) -> HubLane:
+    ) -> Lane:
         """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end`` to do.
 
         In place of a lost session, ``num_workers`` is how many processes there must be, and ``seeds`` are of the envs'
@@ -186,7 +185,7 @@ class SessionMaker:
         connection.num_envs = made.num_envs
         return made
 
-    def describe(self, made: Made) -> HubLane:
+    def describe(self, made: Made) -> Lane:
         """Use the session that was made; returns its lane: the shared one where both sides have it, else the wire."""
         connection = self.connection
         try:
@@ -200,7 +199,7 @@ class SessionMaker:
         options, templates = self.options, InfoTemplates(connection)
         self.compression, leaves = _chosen_compression(options.compression, connection), description.observation_leaves
         wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, self.compression, self.keeps_last)
-        lane: HubLane = wire
+        lane: Lane = wire
         if options.lane == "auto" and sys.platform == "linux":
             from envhub_client.lanes.shared import shared_lane
 

@@ -9,13 +9,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
-from envhub.arena.layout import whole_shares
 from envhub.env_failure import reseeded
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, unpack_rows
@@ -64,16 +63,32 @@ class _Sent(NamedTuple):
 Begin = Callable[[np.ndarray, bytes, Sequence[np.ndarray]], None]
 
 
-class RowShares(Protocol):
-    """Holds the actions of envs until those of the others of their share are sent."""
+class Shares:
+    """Holds the actions of envs until those of the others of their share, a worker's envs, are sent.
 
-    held: list[int]  # the envs that were sent and wait for others, ascending; every step looks at it
+    Attributes:
+        held: the envs that were sent and wait for others, ascending.
+    """
+
+    def __init__(self, shares: Iterable[range]) -> None:
+        self._share = {row: share for share in shares for row in share}
+        self._hold({})
+
+    def _hold(self, actions: dict[int, _Sent]) -> None:
+        self._actions, self.held = actions, sorted(actions)
+
+    def _rows(self, env_ids: Iterable[int]) -> list[int]:
+        """The envs of the shares that these are of, ascending."""
+        return sorted(row for share in {self._share[env_id] for env_id in env_ids} for row in share)
 
     @property
     def missing(self) -> list[int]:
-        """The envs that these wait for, ascending."""
+        """The envs that those that are held wait for, ascending."""
+        return [row for row in self._rows(self.held) if row not in self._actions]
 
-    def give_up(self) -> None: ...
+    def give_up(self) -> None:
+        """Forget what is held."""
+        self._hold({})
 
     def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
         """Have ``begin`` step the shares that are complete with these envs, and hold the actions of the others.
@@ -82,36 +97,15 @@ class RowShares(Protocol):
             ValueError: an env is held already, or the actions of a share have several dtypes; nothing has changed.
             Exception: from ``begin``; nothing has changed.
         """
-
-
-class Shares:
-    """``RowShares`` of one hub, whose workers have the envs of one remainder each."""
-
-    def __init__(self, num_envs: int, workers: int) -> None:
-        self._num_envs, self._workers = num_envs, workers
-        self._hold({})
-
-    def _hold(self, actions: dict[int, _Sent]) -> None:
-        self._actions, self.held = actions, sorted(actions)
-
-    @property
-    def missing(self) -> list[int]:
-        shares = {env_id % self._workers for env_id in self.held}
-        return [row for row in range(self._num_envs) if row % self._workers in shares and row not in self._actions]
-
-    def give_up(self) -> None:
-        self._hold({})
-
-    def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
-        if not self.held and whole_shares(env_ids.tolist(), self._num_envs, self._workers):
+        rows = env_ids.tolist()
+        if not self.held and self._rows(rows) == sorted(rows):
             begin(env_ids, codes, arrays)
             return
-        if again := [row for row in env_ids.tolist() if row in self._actions]:
+        if again := [row for row in rows if row in self._actions]:
             raise ValueError(f"envs {again} are sent already, and wait for envs {self.missing} of their share")
         before = self._actions
-        sent = {row: _Sent(codes, [a[n : n + 1].copy() for a in arrays]) for n, row in enumerate(env_ids.tolist())}
-        sent = {**before, **sent}
-        shares = [range(first, self._num_envs, self._workers) for first in {*(env_ids % self._workers).tolist()}]
+        sent = before | {row: _Sent(codes, [a[n : n + 1].copy() for a in arrays]) for n, row in enumerate(rows)}
+        shares = {self._share[row] for row in rows}
         whole = sorted(row for share in shares if all(row in sent for row in share) for row in share)
         if len({sent[row].codes for row in whole}) > 1:
             raise ValueError("a vector env takes the actions of all its envs as arrays of one dtype; no env has moved")
@@ -140,7 +134,7 @@ class VectorSession(ABC):
     in_use: InUse
     lane: Lane  # the same object for the session's whole life
     pending: PendingRequest  # says too whether the session is over
-    _shares: RowShares
+    _shares: Shares
     _ending: Any  # is ``closed`` once the session's end has begun, even where an interrupt broke off ``close``
     _seeds: SeedsGiven
 
@@ -227,12 +221,16 @@ class VectorSession(ABC):
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs; those of a vector env wait for the others of their share."""
         if not self.description.vector:
-            self.lane.begin_rows(env_ids, codes, arrays)
+            self._step_rows(env_ids, codes, arrays)
             return
         outstanding = self.lane.are_outstanding[env_ids]
         if outstanding.any():
             raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
-        self._shares.send(env_ids, codes, arrays, self.lane.begin_rows)
+        self._shares.send(env_ids, codes, arrays, self._step_rows)
+
+    def _step_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
+        self.lane.begin_rows(env_ids, codes, arrays)
+        self.lane.confirm_rows(None)
 
     def check_received(self) -> None:
         if self.lane.outstanding:
@@ -299,7 +297,8 @@ class Session(VectorSession):
         try:
             self.lane = self._maker.make(timeout)
             self.description = self._maker.description
-            self._shares = Shares(self.description.num_envs, self.sizing.num_workers)
+            workers = self.sizing.num_workers
+            self._shares = Shares(range(n, self.description.num_envs, workers) for n in range(workers))
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end()

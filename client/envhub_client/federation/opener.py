@@ -1,28 +1,28 @@
-"""Opening sessions on hubs for some rows of a vector env, and ending them."""
+"""Opening the sessions that have the rows of a vector env, on one hub or several, and ending them."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from envhub import errors
 from envhub.protocol.messages import Made, Make
+from envhub.secret import Secret
+from envhub.values import spaces
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.connection.known_hubs import Member
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import ANSWER_S, Deadline
-from envhub_client.federation.agreement import check_agreement, check_distinct
-from envhub_client.federation.part import HubPart
-from envhub_client.federation.placement import Room, checked_split, divided, placed
-from envhub_client.federation.reach import LOOK_S, SILENCE_S_MIN, while_in_reach
+from envhub_client.federation.part import LOOK_S, SILENCE_S_MIN, HubPart, while_in_reach
+from envhub_client.federation.placement import OpenHub, checked_split, processes_of, room_for, roomiest
 from envhub_client.federation.rebuild import Rebuild
-from envhub_client.session.description import ValueCodec
+from envhub_client.session.description import SessionDescription, ValueCodec
 from envhub_client.session.maker import SessionMaker, end_sessions
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import SeedsGiven
@@ -32,13 +32,6 @@ REBUILD_ANSWER_S = 2.0  # for a hub to say that it is there, before envs are mad
 RowsMake = Callable[[range], Make]  # the request for these rows
 
 log = logging.getLogger("envhub")
-
-
-class OpenHub(NamedTuple):
-    """A hub to which there is a connection, without a session as yet."""
-
-    member: Member
-    connection: Connection
 
 
 def _raise(error: errors.EnvHubError) -> None:
@@ -96,13 +89,7 @@ class PartsOpener:
     def connect(
         self, hubs: Sequence[Member], timeout: float, failed: Callable[[errors.EnvHubError], None] = _raise
     ) -> list[OpenHub]:
-        """Connect to these hubs, all at the same time; ``failed`` is told of the errors, in the order of the hubs.
-
-        Raises:
-            AddressError: two names stand for the same hub.
-            SessionClosed: the vector env was closed meanwhile.
-            Exception: as for ``connection.connect``, of the first of these hubs, unless ``failed`` takes it.
-        """
+        """Connect to these hubs, all at the same time; ``failed`` takes or raises their errors, in that order."""
         begun = [(hub, self._begun(hub, timeout)) for hub in hubs]
         connected = []
         for hub, connection in begun:
@@ -151,16 +138,11 @@ class PartsOpener:
     ) -> list[HubPart]:
         """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
 
-        All are asked before one is waited for. ``again`` if their session was lost. ``num_workers`` processes host
-        all of these rows; by default as many as ``options`` say.
-
-        Raises:
-            RequestRefused: the hubs disagree.
-            SessionLost: ``is_wanted`` returned False meanwhile.
-            Exception: as for ``Session``, of the first of these hubs.
+        All are asked before one is waited for. ``again`` if their session was lost; ``num_workers`` processes host all
+        of these rows. Raises the error of the first hub, or ``SessionLost`` once the envs are not wanted any more.
         """
         makers: list[tuple[str, range, SessionMaker]] = []
-        processes = _processes(self.options.num_workers if num_workers is None else num_workers, counts)
+        processes = processes_of(self.options.num_workers if num_workers is None else num_workers, counts)
         for hub, count, own_workers in zip(hubs, counts, processes, strict=True):
             if not count:
                 self.end([hub.connection])
@@ -196,10 +178,7 @@ class PartsOpener:
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(self, connections: Sequence[Connection], terminate: bool = True, deadline: Deadline | None = None) -> None:
-        """End the sessions of these connections, and the connections, unless that was done; as ``end_sessions``.
-
-        A hub that is out of reach is not waited for.
-        """
+        """End these sessions and connections, unless that was done; a hub that is out of reach is not waited for."""
         self._end(connections, terminate, deadline, _await_end)
 
     # --- in place of sessions that were lost ------------------------------------------------------------------------
@@ -291,19 +270,6 @@ def _await_end(connection: Connection, timeout: float | None) -> None:
     while_in_reach(lambda: [connection], SILENCE_S_MIN, timeout, connection.result)
 
 
-def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
-    """The number of envs for each of these hubs.
-
-    Raises:
-        RequestRefused: they have no room for them.
-    """
-    try:
-        return placed(num_envs, [_room(hub.connection) for hub in hubs])
-    except ValueError as error:
-        names = ", ".join(hub.member.name for hub in hubs)
-        raise errors.RequestRefused(f"{error} ({names})") from error
-
-
 def _makes(maker: SessionMaker, timeout: float) -> bool:
     """True if its hub has made the envs, at the latest after ``timeout`` seconds."""
     try:
@@ -313,20 +279,118 @@ def _makes(maker: SessionMaker, timeout: float) -> bool:
     return True
 
 
-def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
-    """The number of envs for each of these hubs: all on the first one that has most free CPUs."""
-    best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
-    return [num_envs if hub is best else 0 for hub in hubs]
+def check_distinct(hubs: Mapping[Connection, str]) -> None:
+    """Raise ``AddressError`` where two names stand for the same hub, of those that have answered."""
+    names: dict[int, str] = {}
+    for connection, name in hubs.items():
+        hub_id = connection.protocol.hub_id
+        if hub_id and (first := names.setdefault(hub_id, name)) != name:
+            text = f"the same hub is named twice, as {first!r} and as {name!r}"
+            raise errors.AddressError(f"{text}; name it once: each hub has its rows in one session")
 
 
-def _room(connection: Connection) -> Room:
-    capacity = connection.welcome.capacity  # None from a hub in another language that does not say
-    return Room(1.0, 1.0, None) if capacity is None else Room(capacity.cpus, capacity.cpus_free, capacity.envs_free)
+def check_agreement(hubs: Sequence[tuple[Connection, SessionDescription]], options: SessionOptions) -> None:
+    """Raise ``RequestRefused`` where two of these hubs have made other envs; it has both addresses."""
+    (first, wanted), *others = hubs
+    for connection, description in others:
+        for what, mine, theirs in _compared(wanted, description, options):
+            _check_same(first, connection, what, mine, theirs)
 
 
-def _processes(num_workers: Any, counts: Sequence[int]) -> list[Any]:
-    """The number of processes for each hub, by its envs; at least one where it has any."""
-    if not isinstance(num_workers, int):
-        return [num_workers] * len(counts)
-    wanted = min(max(num_workers, sum(map(bool, counts))), sum(counts))
-    return divided(wanted, counts, counts)
+def _check_same(first: Connection, second: Connection, what: str, mine: Any, theirs: Any) -> None:
+    if mine != theirs:
+        raise errors.RequestRefused(
+            f"the hubs at {first.address} and {second.address} cannot share a vector env: their {what} differ, "
+            f"{errors.shown(mine, 200)} and {errors.shown(theirs, 200)}"
+        )
+
+
+def _compared(
+    wanted: SessionDescription, made: SessionDescription, options: SessionOptions
+) -> list[tuple[str, Any, Any]]:
+    bounds = options.observation_mode in ("same", "different")
+    observations: Any = [wanted.observation_spaces[0], made.observation_spaces[0]]
+    actions: Any = [wanted.action_space, made.action_space]
+    if options.observation_mode != "same":
+        observations = [spaces.structure(space) for space in observations]
+    if not bounds:
+        actions = [spaces.structure(space) for space in actions]
+    return [
+        ("observation spaces", *observations),
+        ("action spaces", *actions),
+        ("render modes", wanted.render_mode, made.render_mode),
+        ("metadata", wanted.metadata, made.metadata),
+        ("kinds of envs", wanted.vector, made.vector),
+    ]
+
+
+class OnlyHub:
+    """An ``Opener`` of sessions on the hub at one address, or on the private hub."""
+
+    is_only_hub = True
+
+    def __init__(self, address: str | Secret[str] | None, make: Make, options: SessionOptions) -> None:
+        """``make`` is the request for all rows; without an address they are on the private hub."""
+        self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=address is None), SeedsGiven()
+        self._address, self._make = address, make
+        self._makers: list[SessionMaker] = []  # of sessions that may be there; the last one is in use
+        self.closed = False
+
+    def open(self, num_envs: int) -> list[HubPart]:
+        maker = self._new_maker()
+        self._makers.append(maker)  # before there is a session: an interrupt may come as soon as there is
+        return [self._part(maker, range(num_envs))]
+
+    def _new_maker(self) -> SessionMaker:
+        maker = SessionMaker(self._address, self._make, self.options)
+        maker.keeps_last = True
+        return maker
+
+    def _part(
+        self,
+        maker: SessionMaker,
+        rows: range,
+        timeout: float = CONNECT_TIMEOUT_S,
+        num_workers: int | None = None,
+        seeds: Sequence[int | None] | None = None,
+    ) -> HubPart:
+        lane = maker.make(timeout, num_workers, seeds)
+        return HubPart(maker.connection.hub or errors.hub_at(maker.connection.address), rows, maker, lane)
+
+    def open_again(
+        self,
+        lost: HubPart,
+        gone: Sequence[HubPart],
+        rebuild: Rebuild,
+        num_workers: int | None,
+        check: Callable[[HubPart], None],
+        deadline: Deadline,
+    ) -> Sequence[HubPart]:
+        if isinstance(rebuild.loss, errors.RemoteProtocolError):
+            for part in gone:
+                part.maker.end_on_hub()  # it may have no room for both
+        maker = self._new_maker()
+        maker.is_wanted = lambda: not rebuild.stopped
+        try:
+            timeout = min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s()))
+            part = self._part(maker, lost.rows, timeout, num_workers, self.seeds.first_seeds(lost.rows))
+            check(part)
+            if rebuild.stopped:
+                raise rebuild.loss
+            self._makers.append(maker)
+        except BaseException:
+            maker.end()
+            raise
+        return [part]
+
+    def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
+        for part in gone if is_wanted() else ():
+            part.maker.end()
+            self._makers.remove(part.maker)
+
+    def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
+        self.closed = True
+        for maker in self._makers[:-1]:
+            maker.end()
+        for maker in self._makers[-1:]:
+            maker.end(terminate, deadline)

@@ -30,8 +30,7 @@ from envhub.options import (
     options_from,
 )
 from envhub.protocol.messages import Hosting, Recycle
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Registry
+from envhub_server.catalog.registry import EnvSettings, Registry
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 from envhub_server.processes.worker_handle import counter
 

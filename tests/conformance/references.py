@@ -16,7 +16,7 @@ from typing import Any
 from conformance.option_keywords import OF_A_SESSION, described
 from envhub_client.make import make_vec
 from envhub_client.session.options import FaultOptions, HostingOptions
-from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.registry import EnvSettings
 
 import envhub
 from envhub.options import HubOptions, kinds_of

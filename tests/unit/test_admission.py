@@ -3,9 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.env_settings import EnvSettings, hosting_of_session
-from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.admission import admitted, hosting_of_session
+from envhub_server.catalog.registry import EnvSettings, Recipe
 from envhub_server.config import HubConfig
 
 from envhub.options import BYTES_MIN

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.registry import EnvSettings, Recipe
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.launcher import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
 from sessions import RECIPE

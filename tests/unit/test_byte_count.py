@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.registry import EnvSettings
 from envhub_server.network.connections import Quotas
 from envhub_server.serve import config_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from envhub_server.catalog.env_settings import EnvSettings
+from envhub_server.catalog.registry import EnvSettings
 from envhub_server.config import HubConfig, usable_cpus
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from envhub_server import config
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.registry import EnvSettings, Recipe
 from envhub_server.processes.interpreter import OWN
 from envhub_server.replay import default_path
 from envhub_server.serve import config_of

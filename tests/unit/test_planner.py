@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import EnvFacts
+from envhub_server.catalog.registry import EnvFacts, EnvSettings
 from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, SessionPlan, Usage

@@ -3,8 +3,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import Recipe, Registry
+from envhub_server.catalog.registry import EnvSettings, Recipe, Registry
 from envhub_server.ipc.packages import on_this_machine
 from envhub_server.processes.interpreter import OWN
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.catalog.env_settings import EnvSettings
-from envhub_server.catalog.registry import EnvFacts, Recipe
+from envhub_server.catalog.registry import EnvFacts, EnvSettings, Recipe
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.control import (
     Build,

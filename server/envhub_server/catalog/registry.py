@@ -9,16 +9,30 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Literal
+
+from msgspec import structs
 
 from envhub.errors import shown
-from envhub.options import parse_arguments, value_text
-from envhub.protocol.messages import Make
-from envhub_server.catalog.env_settings import NO_SETTINGS, RENDERING, EnvSettings
+from envhub.options import (
+    Function,
+    Gpu,
+    Memory,
+    Program,
+    RecycleOptions,
+    Spares,
+    VariableName,
+    VariableValue,
+    check_distinct,
+    parse_arguments,
+    value_text,
+)
+from envhub.protocol.messages import Hosting, Make, Recycle
 from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import InterpreterKey
 
@@ -30,6 +44,84 @@ NAME_CHARS_MAX = 200  # that are compared
 EXAMPLES = ("CartPole-v1", "ALE/Pong-v5")
 VERSION = re.compile(r"-v\d+$")
 WILDCARD = re.compile(r"[*?\[]")
+
+
+RENDERING: tuple[Literal["egl"], Literal["osmesa"]] = ("egl", "osmesa")
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """The table ``[envs.NAME]`` of a hub's file; None and empty values are what the hub's options say.
+
+    A field is a key of the table; its annotation says what is allowed. A recipe has the settings of its environment.
+
+    Attributes:
+        env: The env: a Gymnasium id, ``module:id``, or ``module:factory``, where a name of Python follows the colon.
+            Without it the table's name, which then may be a pattern of ids.
+        python: The interpreter: a program, a virtual environment or a conda prefix; without it that of the hub.
+        variables: Variables of the workers' environment, in place of the hub's of these names.
+        ld_library_path: The folders in which libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
+        folder: The workers' working directory, from which they import what is not installed; without it the hub's.
+        rendering: The way to draw frames without a screen: the value of ``MUJOCO_GL`` and ``PYOPENGL_PLATFORM``.
+            Without it what the hub says, or the env chooses.
+        vector: True for an env that steps all of its envs in one call, such as ALE's, EnvPool, or Gymnasium's own: an
+            id with a ``vector_entry_point``, or a factory that takes ``num_envs``. One worker holds the batch, unless
+            the client or ``--workers`` says how many have a share.
+        gpus: The devices that are dealt to the workers, in place of ``--gpus``.
+        memory_max: The bytes of memory that each worker may have, in place of ``--memory-max``; 0 for no limit.
+        spares: The number of workers that are made ahead, in place of ``--spares``.
+        recycle: When another worker takes over from one, in place of ``--recycle``.
+        shared_process: True if several envs may share a process.
+        one_per_process: True if each env has a process of its own in any case, for simulators of which a process can
+            have only one.
+        worker_setup: A function, ``module:function``, that each worker calls once before it makes its envs.
+        required: True if the hub ends with status 2 where the env is not ready at its start.
+    """
+
+    env: str = ""
+    python: Program = ""
+    variables: dict[VariableName, VariableValue] = field(default_factory=dict)
+    ld_library_path: tuple[Path, ...] = ()
+    folder: Path | None = None
+    rendering: Literal["egl", "osmesa"] | None = None
+    vector: bool = False
+    gpus: tuple[Gpu, ...] | None = None
+    memory_max: Memory | None = None
+    spares: Spares | None = None
+    recycle: RecycleOptions | None = None
+    shared_process: bool = False
+    one_per_process: bool = False
+    worker_setup: Function = ""
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        check_distinct("gpus", self.gpus)
+        if self.shared_process and self.one_per_process:
+            raise ValueError("shared_process and one_per_process exclude each other")
+        if self.vector and self.one_per_process:
+            raise ValueError(
+                "vector and one_per_process exclude each other: a vector env steps all envs in one process"
+            )
+
+    @property
+    def shares_process(self) -> bool | None:
+        return False if self.one_per_process else self.shared_process or None
+
+    @property
+    def interpreter(self) -> InterpreterKey:
+        drawn = {"MUJOCO_GL": self.rendering, "PYOPENGL_PLATFORM": self.rendering} if self.rendering else {}
+        variables = tuple(sorted({**drawn, **self.variables}.items()))
+        libraries = tuple(map(str, self.ld_library_path))
+        return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
+
+    def hosting(self, of_hub: Hosting | None = None) -> Hosting:
+        said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
+        said["gpus"] = None if self.gpus is None else [*self.gpus]
+        said["recycle"] = None if self.recycle is None else Recycle(**structs.asdict(self.recycle))
+        return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})
+
+
+NO_SETTINGS = EnvSettings()
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
-from envhub_server.catalog.admission import admitted
-from envhub_server.catalog.env_settings import hosting_of_session
+from envhub_server.catalog.admission import admitted, hosting_of_session
 from envhub_server.catalog.registry import EnvFacts, Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.network.connections import OWN_USER, Holder

@@ -17,8 +17,8 @@ from envhub.protocol import messages, prelude
 from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Capacity, Failure, HeartbeatReply, Welcome
 from envhub.values import compression
-from envhub_server.catalog.env_settings import EnvSettings
 from envhub_server.catalog.listing import LOOK_S, Listing
+from envhub_server.catalog.registry import EnvSettings
 from envhub_server.config import HubConfig, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.directory import NAME_BYTES, ClientUsage, Directory

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import msgspec
 import numpy as np
 import pytest
 import zmq
 from conformance.kit.raw_peer import RawPeer
 from envhub_client.connection import known_hubs
 from envhub_client.tools.bench import served_hub
-from envhub_server.network.connections import Quotas
 from envhub_server.network.key_folder import KeyFolder
 from hubs import HERE, ServedHub, at_rest, free_port, listening, serve, wait_until
 from new_keys import address_of, admitted
@@ -293,28 +291,6 @@ def test_admin_observes_takes_over_and_ends_sessions_by_their_names_and_a_remove
 
 
 @pytest.mark.long
-def test_admin_ends_a_session_whose_envs_are_being_made(tmp_path: Path, keys: KeyFolder) -> None:
-    tokens = admitted(keys, "alice"), admitted(keys, "boss", "admin"), admitted(keys, "carol")
-    held = tmp_path / "held"
-    held.touch()
-    options = "--keys", str(keys.path), "--allow-arguments", "held=held_by"
-    with serve(tmp_path, "held=faulty:faulty", *options) as hub, ThreadPoolExecutor(1) as pool:
-        alice, boss, carol = (address_of(token, hub.tcp) for token in tokens)
-        with envhub.connect(boss) as client, envhub.connect(carol) as other:
-            making = pool.submit(envhub.make_vec, "held", 1, hub=alice, held_by=str(held))
-            assert wait_until(lambda: len(client.sessions()) == 1)
-            name = client.sessions()[0]["session"]
-            with pytest.raises(envhub.SessionLost):
-                other.end(name)
-            client.end(name)
-            with pytest.raises(envhub.SessionLost, match="another client took the session over"):
-                making.result(60)
-            assert wait_until(lambda: client.sessions() == [] and hub.workers() == [])
-            with pytest.raises(envhub.SessionLost):
-                client.end(name)
-
-
-@pytest.mark.long
 def test_key_of_two_that_is_removed_loses_its_session_alone_and_a_lowered_right_holds_for_one_that_runs(
     tmp_path: Path, keys: KeyFolder
 ) -> None:
@@ -342,37 +318,6 @@ def test_key_of_two_that_is_removed_loses_its_session_alone_and_a_lowered_right_
             with client.attach(other.token, observe=True) as observer:
                 assert observer.observe().steps[0] > 1
             assert hub.log.count("session_ended") == 1 and "session_revoked" not in hub.log
-
-
-@pytest.mark.long
-def test_what_a_key_may_have_by_default_and_what_is_counted(tmp_path: Path, keys: KeyFolder) -> None:
-    assert msgspec.structs.astuple(Quotas()) == (8, 2048, 256, 1 << 30, 16, 60)
-    tokens = {name: admitted(keys, name) for name in ("alice", "bob")}
-    path = keys.path / "clients/bob.toml"
-    path.write_text(path.read_text() + "[quotas]\nworkers_max = 2\narena_bytes_max = 65536\nmakes_per_minute_max = 2")
-    with serve(tmp_path, "CartPole-v1", "counter=sims:counter", "--keys", str(keys.path)) as hub:
-        alice, bob = (address_of(tokens[name], hub.tcp) for name in ("alice", "bob"))
-        with closing(envhub.make_vec("CartPole-v1", 1024, hub=alice, num_workers=2)) as envs:
-            assert envs.reset()[0].shape == (1024, 4)
-            assert envs.step(np.zeros(1024, int))[1].tolist() == [1.0] * 1024
-        for name, options, limit in (
-            (alice, {"num_envs": 1025}, "envs_per_session_max=1024"),
-            (alice, {"num_envs": 300, "num_workers": 300}, "workers_max=256"),
-            (bob, {"num_envs": 64}, "arena_bytes_max"),
-        ):
-            with pytest.raises(envhub.RequestRefused, match=limit):
-                envhub.make_vec("CartPole-v1", hub=name, **options)
-        with closing(envhub.make_vec("counter", 4, hub=bob)) as envs:
-            assert envs.num_workers == 2  # of an env of which nothing is known, each has a process else
-            with pytest.raises(envhub.RequestRefused, match="makes_per_minute_max=2"):
-                envhub.make_vec("CartPole-v1", 1, hub=bob)
-        with pytest.raises(envhub.AccessDenied):
-            envhub.connect(with_secret(alice, sockets.new_key_pair()[1]))
-        with envhub.connect(hub.ipc) as client:
-            assert wait_until(lambda: client.stats()["handshakes_refused"] >= 1)  # the proxy tells the hub of it later
-            found = client.stats()
-    assert found["failures"]["limit"] == 4 and found["connections_ended"] == 0
-    assert found["connections"] >= 1 and found["descriptors"] > 10
 
 
 @pytest.mark.long

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +16,12 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from envhub_server.network.connections import HELLO_S, PROGRESS_S
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, below, lives, serve, stopped, wait_until
 from new_keys import address_of, admitted
 from zmtp import ZmtpPeer, connected, frame
 
 import envhub
-from envhub.protocol import messages
-from envhub.protocol.messages import Hello, Op
-from envhub.protocol.prelude import NO_SESSION
 
 MIB = 1 << 20
 GROWN_MAX = 32 * MIB  # a million empty frames take 64 MiB of libzmq's memory
@@ -209,21 +204,6 @@ def test_client_that_has_not_shown_its_key_sends_little(tmp_path: Path) -> None:
         assert wait_until(lambda: "it has sent too many bytes before it was let in" in hub.log)
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("piece", [b"\x01", b"\x00"])
-def test_message_that_comes_a_byte_a_second_ends_its_connection(
-    strangers: ServedHub, honest: envhub.HubVectorEnv, piece: bytes
-) -> None:
-    """One after another, of empty frames, or inside of one."""
-    with ZmtpPeer(strangers.tcp) as peer, pytest.raises(OSError):
-        peer.connection.sendall(EMPTY if piece == b"\x01" else frame(bytes(1000), more=True)[:9])
-        for number in range(int(4 * PROGRESS_S)):
-            assert goes_on(honest)
-            peer.connection.sendall(EMPTY[number % 2 : number % 2 + 1] if piece == b"\x01" else piece)
-            time.sleep(1.0)
-    assert "of its message have come within" in strangers.log
-
-
 # --- what clients may do ----------------------------------------------------------------------------------------------
 
 
@@ -242,17 +222,6 @@ def test_large_values_pass_both_ways(tmp_path: Path) -> None:
 
 def goes_on_alone(envs: envhub.HubVectorEnv) -> bool:
     return int(envs.step(np.zeros(1, int))[0][0, 0]) == 1
-
-
-@pytest.mark.chaos
-def test_client_that_is_silent_between_its_requests_is_not_ended(strangers: ServedHub) -> None:
-    """It sends no heartbeats, as a client in another language may not."""
-    with ZmtpPeer(strangers.tcp) as peer:
-        peer.connection.settimeout(60)
-        for number in range(2, 4):
-            time.sleep(max(HELLO_S, PROGRESS_S) + 1)
-            peer.ask(Op.HEALTH, messages.pack(Hello()), NO_SESSION, number)
-            assert peer.receive()
 
 
 def test_hubs_own_user_has_no_more_rights_by_the_proxy_than_others(tmp_path: Path) -> None:

@@ -321,6 +321,27 @@ def test_hub_is_kept_by_its_host_or_a_name(config: Path) -> None:
         known_hubs.resolve("nobody")
 
 
+def test_name_of_a_hub_is_its_hosts_if_that_can_be_one() -> None:
+    for text in ("tcp://simbox:5555", "ssh://me@simbox:22/tmp/hub.sock", "ssh://simbox"):
+        assert known_hubs.name_of(text) == "simbox"
+    for text in ("tcp://[::1]:5555", "ipc:///tmp/hub.sock"):
+        with pytest.raises(AddressError, match="envhub login NAME"):
+            known_hubs.name_of(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("no-such-ssh -v", "no command 'no-such-ssh'; ENVHUB_SSH names another"),
+        ("ssh -F 'my config", "ENVHUB_SSH is no command: No closing quotation"),
+    ],
+)
+def test_ssh_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, command: str, why: str) -> None:
+    monkeypatch.setenv("ENVHUB_SSH", command)
+    with pytest.raises(HubUnreachable, match=why):
+        known_hubs.resolve("ssh://simbox")
+
+
 def test_hub_of_another_place_or_key_is_another(config: Path) -> None:
     kept = f"envhub://{text_of(A + B)}@simbox:5555"
     assert not known_hubs.keeps_another("simbox", kept)
@@ -346,20 +367,6 @@ def test_own_key_is_joined_to_an_address_that_has_the_hubs_only(config: Path) ->
     known_hubs.keep("simbox", known_hubs.with_own_key(f"envhub://{text_of(A)}@simbox:5555"))
     found = known_hubs.resolve("simbox").keys
     assert found is not None and found.server == A and text_of(sockets.public_key(found.secret)) == public
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("tcp://simbox:5555", "simbox"), ("ssh://me@simbox:22/tmp/hub.sock", "simbox"), ("ssh://simbox", "simbox")],
-)
-def test_name_of_a_hub_is_its_hosts(text: str, name: str) -> None:
-    assert known_hubs.name_of(text) == name
-
-
-def test_host_that_is_no_name_needs_one() -> None:
-    for text in ("tcp://[::1]:5555", "ipc:///tmp/hub.sock"):
-        with pytest.raises(AddressError, match="envhub login NAME"):
-            known_hubs.name_of(text)
 
 
 @pytest.mark.parametrize("spoil", ["mode", "text"])
@@ -388,18 +395,6 @@ def test_changes_of_each_client_are_told(tmp_path: Path) -> None:
     folder.remove("alice", A)
     folder.remove("bob")
     assert hubs.refresh() == [("alice", "keys removed: 1"), ("bob", "removed")]
-
-
-def test_ssh_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVHUB_SSH", "no-such-ssh -v")
-    with pytest.raises(HubUnreachable, match="no command 'no-such-ssh'; ENVHUB_SSH names another"):
-        known_hubs.resolve("ssh://simbox")
-
-
-def test_command_for_ssh_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVHUB_SSH", "ssh -F 'my config")
-    with pytest.raises(HubUnreachable, match="ENVHUB_SSH is no command: No closing quotation"):
-        known_hubs.resolve("ssh://box")
 
 
 def test_file_that_breaks_is_told_as_such(tmp_path: Path) -> None:

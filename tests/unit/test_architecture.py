@@ -310,8 +310,8 @@ BUDGETS = {
     "envhub/protocol": (1528, 6),
     "envhub/transport": (843, 5),
     "envhub/values": (2043, 9),
-    "server/envhub_server": (1317, 7),
-    "server/envhub_server/catalog": (782, 5),
+    "server/envhub_server": (1316, 7),
+    "server/envhub_server/catalog": (774, 4),
     "server/envhub_server/hub": (2725, 11),
     "server/envhub_server/ipc": (1240, 7),
     "server/envhub_server/memory": (700, 4),  # 85 decide the fates of rows, from session

@@ -35,7 +35,7 @@ from envhub_server.session import state
 from envhub_server.session.launcher import Machine, WorkerRules
 from envhub_server.session.sizing import SECOND_FAILED, WorkerCount, crowded_text
 from envhub_server.session.slots import SAMPLE_S, Late, Progress
-from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase, diagram
+from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
 from envhub_server.session.supervision import STACKS_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1388,6 +1388,19 @@ def test_every_request_and_every_effect_has_its_method() -> None:
     assert {messages.REQUESTS[op] for op in SESSION_OPS & messages.REQUESTS.keys() - FIRST_OPS} <= HANDLERS.keys()
     for name, following in TRANSITIONS.items():
         assert Phase.ENDED not in following, name
+
+
+def diagram() -> str:
+    """The transitions between two phases and the methods that may cause them, as a Mermaid state diagram."""
+    edges: dict[tuple[str, str], list[str]] = {}
+    for name, following in TRANSITIONS.items():
+        for phase, others in following.items():
+            for other in others:
+                edges.setdefault((phase.name, other.name), []).append(name.removeprefix("on_"))
+    lines = [
+        f"    {before} --> {after}: {', '.join(sorted(names))}" for (before, after), names in sorted(edges.items())
+    ]
+    return "\n".join(["stateDiagram-v2", "    [*] --> BUILDING", *lines, "    ENDED --> [*]"])
 
 
 def test_documented_diagram_is_that_of_the_methods() -> None:

@@ -21,6 +21,7 @@ from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
 from envhub_server.session.machine import SessionMachine
 
+MINUTE_S = 60.0
 NAME_BYTES = 4  # of a session's token, by which an administrator may call it
 
 log = Logger("envhub.hub")
@@ -166,9 +167,6 @@ class Directory:
     def abandon_all(self, why: Failure) -> None:
         for runtime in self.sessions:
             runtime.report(SessionMachine.on_abandoned, why)
-
-
-MINUTE_S = 60.0
 
 
 class ClientUsage:

@@ -32,6 +32,8 @@ from envhub_server.session.launcher import Machine, Restarts
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.sizing import SHARE
 
+HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
+log = Logger("envhub.hub")
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
 
 
@@ -125,11 +127,6 @@ def _machine(cpus_max: int | None) -> Machine:
     workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
     affinity = tuple(sorted(os.sched_getaffinity(0)))
     return Machine(affinity, usable_cpus(cpus_max), has_quota(), workers_max, memory_available_bytes())
-
-
-HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
-
-log = Logger("envhub.hub")
 
 
 class HubRequests:

@@ -15,6 +15,10 @@ from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
 from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Deadlines, Process, Slot, SlotTable, Stage
 
+# The variables by which libraries choose a device: CUDA sees only these devices, MuJoCo and others render on this one.
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
+_OF_INTERPRETER = ("python", "rendering", "flags")  # set when the interpreter starts
+SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 WINDOW_S = 60.0  # an end counts for this long
 DELAY_S = 0.1  # before the first restart in a row; it doubles with each further one
 DELAY_MAX_S = 10.0  # upper limit of the delay
@@ -99,10 +103,6 @@ def _spent(ends_s: deque[float], limit: int, now_s: float) -> bool:
         ends_s.popleft()
     ends_s.append(now_s)
     return len(ends_s) > limit
-
-
-# The variables by which libraries choose a device: CUDA sees only these devices, MuJoCo and others render on this one.
-DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
 
 
 @dataclass(frozen=True)
@@ -236,12 +236,6 @@ def _program_environment(program_environment: ProgramEnvironment | None, recipe:
         **inherited,
         "environ": {**ONE_THREAD, **program_environment.environ, **dict(recipe.settings.interpreter.variables)},
     }
-
-
-_OF_INTERPRETER = ("python", "rendering", "flags")  # set when the interpreter starts
-
-
-SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 
 
 class Launcher:

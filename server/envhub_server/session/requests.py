@@ -16,6 +16,8 @@ from envhub_server.ipc.control import SetAttributes
 from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Slot, SlotTable
 
+KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
+
 
 def refusal(text: str) -> Failure:
     return Failure("refused", "request", text)
@@ -153,9 +155,6 @@ class Requests:
         for slot in self._slots:
             slot.results = ()
         return pairs if self.failure is None else self.failure
-
-
-KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
 
 
 class RowInfos:

@@ -29,6 +29,9 @@ from envhub_server.ipc.control import FirstBuilt
 from envhub_server.session.launcher import Launcher, Machine
 from envhub_server.session.slots import Slot
 
+SECOND_FAILED = "a second env could not be made in its process"
+
+
 # Gymnasium's envs of which a step takes less than the wake-up of a worker, without their versions.
 CHEAP = frozenset(
     [
@@ -114,9 +117,6 @@ def crowded_text(num_envs: int, workers: int) -> str:
         f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
         "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
     )
-
-
-SECOND_FAILED = "a second env could not be made in its process"
 
 
 class WorkerSizing:

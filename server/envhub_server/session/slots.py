@@ -15,6 +15,7 @@ from typing import Any
 from envhub.protocol.messages import Failure, Faults
 from envhub_server.ipc import control
 
+SAMPLE_S = 0.1  # between two samples of the arena while envs run
 SLOW_S = 30.0  # a longer call is reported to the operator, once
 INTERVALS_MAX = 2.0  # a sample counts for at most this many planned intervals
 
@@ -268,9 +269,6 @@ class SlotTable:
     @property
     def alive(self) -> bool:
         return bool(self._processes)
-
-
-SAMPLE_S = 0.1  # between two samples of the arena while envs run
 
 
 @dataclass

@@ -27,6 +27,9 @@ from envhub_server.session.sizing import WorkerCount, WorkerSizing
 from envhub_server.session.slots import Deadlines, SlotTable, Stage
 from envhub_server.session.supervision import EnvClosing, Supervision
 
+LOST = Failure("session_lost", "session", "the session has broken; make another")
+HISTORY_MAX = 100  # last events that are logged with an internal error
+
 
 class Phase(enum.Enum):
     """The state of a session."""
@@ -107,6 +110,7 @@ def _guarded(method: Method, name: str, following: dict[Phase, tuple[Phase, ...]
 
 
 def handles(*kinds: type) -> Callable[[Method], Method]:
+    """Have an allowed method handle messages of these types in its phases."""
 
     def mark(method: Method) -> Method:
         for kind in kinds:
@@ -114,22 +118,6 @@ def handles(*kinds: type) -> Callable[[Method], Method]:
         return method
 
     return mark
-
-
-def diagram() -> str:
-    """The transitions between two phases and the methods that may cause them, as a Mermaid state diagram."""
-    edges: dict[tuple[str, str], list[str]] = {}
-    for name, following in TRANSITIONS.items():
-        for phase, others in following.items():
-            for other in others:
-                edges.setdefault((phase.name, other.name), []).append(name.removeprefix("on_"))
-    lines = [
-        f"    {before} --> {after}: {', '.join(sorted(names))}" for (before, after), names in sorted(edges.items())
-    ]
-    return "\n".join(["stateDiagram-v2", "    [*] --> BUILDING", *lines, "    ENDED --> [*]"])
-
-
-LOST = Failure("session_lost", "session", "the session has broken; make another")
 
 
 @dataclass
@@ -146,9 +134,6 @@ class Ownership:
     # True if a client that takes over waits for its answer, also while the envs are made.
     takeover_pending: bool = False
     let_go_by_s: float = math.inf  # time until which the client that attaches waits for the holder
-
-
-HISTORY_MAX = 100  # last events that are logged with an internal error
 
 
 class SessionState:

@@ -13,6 +13,8 @@ from envhub_server.session.failure_text import envs
 from envhub_server.session.requests import QUESTIONS
 from envhub_server.session.slots import SAMPLE_S, Deadlines, Late, Overrun, Process, Progress, SlotTable, Stage
 
+AT_WORK_S = 1.0  # for the step, reset or call that a process is at when it is asked
+LOOK_S, TELL_S = 4.0, 5.0  # from the end's beginning until slow processes write their stacks, and until that is told
 MEMORY_S = 0.2  # between two measurements of processes with a memory limit
 SAMPLE_IDLE_S = 1.0  # longest time between two samples, while the client drives and does not step
 NO_TURN = -1  # the progress word of a process that maps an arena
@@ -102,10 +104,6 @@ class Supervision:
         process = self._slots.process(number)
         why = None if process is None else process.killed_for
         return "" if why is None else failure_text.reason(why)
-
-
-AT_WORK_S = 1.0  # for the step, reset or call that a process is at when it is asked
-LOOK_S, TELL_S = 4.0, 5.0  # from the end's beginning until slow processes write their stacks, and until that is told
 
 
 class EnvClosing:

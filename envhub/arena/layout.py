@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Iterable
+from typing import Iterable
 
 import numpy as np
 
 from envhub.errors import shown
+from envhub.values.actions import RESULT_BYTES
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 MAGIC = 0x31424E4855424E45
@@ -35,8 +36,6 @@ SLOTS = 2
 LARGE_INFO_BYTES_MAX = 1 << 24  # of one row
 LARGE_INFOS_BYTES_MAX = 1 << 36  # of all rows; these are addresses, which get memory only when an env needs it
 ACTION_ITEM_BYTES = 8
-_REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
-RESULT_BYTES = 10  # a reward and two flags
 ROW_WORDS = (
     *("request", "done", "op", "needs_reset", "status"),
     *("info_length", "info_template", "turn"),
@@ -124,17 +123,6 @@ def split_share(num_envs: int, workers: int) -> str:
     """The refusal of a partial batch that is not made of ``whole_shares``."""
     shares = [[*range(worker, num_envs, workers)] for worker in range(workers)]
     return f"a vector env steps all of its envs in one call: send those of whole workers, of {shown(shares, 300)}"
-
-
-def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rewards, terminations and truncations as views of the bytes of all three; raises ``ValueError``."""
-    if len(results) != rows * RESULT_BYTES:
-        raise ValueError(f"{len(results)} bytes of results for {rows} rows")
-    return (
-        np.ndarray(rows, _REWARD, results),
-        np.ndarray(rows, _FLAG, results, rows * _REWARD.itemsize),
-        np.ndarray(rows, _FLAG, results, rows * (_REWARD.itemsize + _FLAG.itemsize)),
-    )
 
 
 def _aligned(offset: int, boundary: int) -> int:

@@ -25,9 +25,9 @@ from typing import Any, Sequence, cast
 
 import numpy as np
 
-from envhub.arena.layout import HEADER_WORDS, LARGE_INFOS_BYTES_MAX, MAGIC, SLOTS, VERSION, Layout, split_results
+from envhub.arena.layout import HEADER_WORDS, LARGE_INFOS_BYTES_MAX, MAGIC, SLOTS, VERSION, Layout
 from envhub.transport.descriptors import check_sealed, new_memory
-from envhub.values.actions import OUT_OF_BAND
+from envhub.values.actions import OUT_OF_BAND, split_results
 from envhub.values.info_columns import Rows
 
 # The values of ``op``. A message on the worker's channel brings the arguments of a reset, and the actions of a step

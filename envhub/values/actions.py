@@ -1,4 +1,4 @@
-"""Batched actions as frames, and back as arguments of an env's ``step``.
+"""Batched actions as frames, and back as arguments of an env's ``step``; its results as arrays.
 
 An env must get the same action as from ``SyncVectorEnv``: a row of the caller's array in the caller's dtype, or the
 caller's Python numbers. So each action leaf travels with a code: a dtype from a closed list, and a bit that says
@@ -19,6 +19,9 @@ from envhub.values.leaf import OBJECT, Leaf
 DTYPES = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")]
 PYTHON = 0x80  # the elements were Python numbers
 OUT_OF_BAND = 0x7F  # the leaf has no array: its elements travel out of band, each as a value
+
+RESULT_BYTES = 10  # a reward and two flags
+_REWARD, _FLAG = np.dtype(np.float64), np.dtype(np.bool_)
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _NUMBERS = {int: "iu", float: "f", bool: "b"}
@@ -129,3 +132,14 @@ def reader(buffer: np.ndarray, leaf: Leaf, rows: int, row: int, code: int) -> Ca
         return batch[row].tolist if leaf.shape else partial(batch.item, row)
     # The env may keep its action, so it gets a copy. Indexing a vector makes a scalar, which is a copy already.
     return batch[row].copy if leaf.shape else partial(batch.__getitem__, row)
+
+
+def split_results(results: Any, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rewards, terminations and truncations as views of the bytes of all three; raises ``ValueError``."""
+    if len(results) != rows * RESULT_BYTES:
+        raise ValueError(f"{len(results)} bytes of results for {rows} rows")
+    return (
+        np.ndarray(rows, _REWARD, results),
+        np.ndarray(rows, _FLAG, results, rows * _REWARD.itemsize),
+        np.ndarray(rows, _FLAG, results, rows * (_REWARD.itemsize + _FLAG.itemsize)),
+    )

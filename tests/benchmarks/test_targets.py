@@ -25,7 +25,7 @@ from side_by_side.echo import ECHO, ONE_WAY, nbytes, yardsticks
 from side_by_side.workloads import entry, images
 
 import envhub
-from envhub.arena.layout import RESULT_BYTES
+from envhub.values.actions import RESULT_BYTES
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 

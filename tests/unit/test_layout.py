@@ -14,10 +14,10 @@ from envhub.arena.layout import (
     ROW_WORDS,
     SLOTS,
     Layout,
-    split_results,
     split_share,
     whole_shares,
 )
+from envhub.values.actions import split_results
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
 dtypes = st.sampled_from(["<f4", "<f8", "|u1", "<i8", "<f2", "|i1", "|b1"])

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from envhub.arena.layout import split_results
 from envhub.errors import HubTimeout, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step, TemplatesRequest
 from envhub.protocol.prelude import Frame
 from envhub.values import codec
+from envhub.values.actions import split_results
 from envhub.values.compression import decompressor
 from envhub.values.info_columns import NotInColumns, Rows, Template, unpack_columns
 from envhub.values.leaf import Leaf

@@ -18,8 +18,8 @@ from typing import Any
 
 from envhub_client.tools.bench import Factory, Ways
 
-from envhub.arena.layout import RESULT_BYTES
 from envhub.values import spaces
+from envhub.values.actions import RESULT_BYTES
 
 ECHO, ONE_WAY = "pyzmq echo", "pyzmq one-way"
 

@@ -68,27 +68,21 @@ def wait_for_end(observations: np.ndarray) -> None:
 # --- a batch that is complete is answered -----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("act", ["die_before_the_bell", "close_all"])
-def test_reset_is_answered_though_its_worker_ends_before_it_rings(unruly: ServedHub, lane: str, act: str) -> None:
+@pytest.mark.parametrize("call", ["step", pytest.param("reset", marks=pytest.mark.long)])
+def test_batch_is_answered_though_its_worker_ends_before_it_rings(
+    unruly: ServedHub, lane: str, act: str, call: str
+) -> None:
     with made(unruly, lane) as envs:
-        observations, _ = wait_reset(envs, reset=act)
-        assert observations[:, 0].tolist() == [0, 0]
+        observations, infos = wait_reset(envs, **{call: act})
+        if call == "step":
+            observations, _, _, truncations, infos = wait_step(envs)
+            assert not truncations.any()
+        assert observations[:, 0].tolist() == [int(call == "step")] * 2 and not infos
         wait_for_end(observations)
         assert causes(wait_step(envs)[4]) == ["crash", "crash"]
         assert wait_step(envs)[0][:, 0].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("act", ["die_before_the_bell", "close_all"])
-def test_step_is_answered_though_its_worker_ends_before_it_rings(unruly: ServedHub, lane: str, act: str) -> None:
-    with made(unruly, lane) as envs:
-        wait_reset(envs, step=act)
-        observations, _, _, truncations, infos = wait_step(envs)
-        assert observations[:, 0].tolist() == [1, 1] and not truncations.any() and not infos
-        wait_for_end(observations)
-        assert causes(wait_step(envs)[4]) == ["crash", "crash"]
 
 
 @pytest.mark.parametrize("lane", LANES)

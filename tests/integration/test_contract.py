@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import pickle
 import signal
 import subprocess
 import sys
@@ -57,23 +56,19 @@ def test_runner_of_ones_own_steps_and_resets(worker: Any) -> None:
     envs.close()
 
 
-def test_context_that_does_not_exist_is_refused_as_by_upstream() -> None:
-    with pytest.raises(ValueError, match="cannot find context for 'forked'"):
-        AsyncVectorEnv([lambda: sims.Counter(2)], context="forked")
-
-
-def test_worker_function_is_refused_and_the_way_out_named() -> None:
-    def worker(*arguments: Any) -> None:
-        """Upstream's signature."""
-
-    with pytest.raises(ValueError, match=r"envhub\.EnvRunner"):
-        AsyncVectorEnv([sims.Counter], worker=worker)
-
-
-@pytest.mark.parametrize(("worker", "error"), [("module", ValueError), ("", ValueError), (sims.Counter, TypeError)])
-def test_worker_that_is_no_runner_is_refused(worker: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="worker="):
-        AsyncVectorEnv([sims.Counter], worker=worker)
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"context": "forked"}, ValueError, "cannot find context for 'forked'"),
+        ({"worker": lambda *arguments: None}, ValueError, r"envhub\.EnvRunner"),
+        ({"worker": "module"}, ValueError, "worker="),
+        ({"worker": ""}, ValueError, "worker="),
+        ({"worker": sims.Counter}, TypeError, "worker="),
+    ],
+)
+def test_context_or_worker_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        AsyncVectorEnv([sims.Counter], **wrong)
 
 
 def test_no_more_envs_run_at_once_than_asked_for(tmp_path: Path) -> None:
@@ -156,11 +151,9 @@ def test_envs_of_a_hub_are_made_by_gymnasium(hub: ServedHub) -> None:
 
 ORDERS = {
     "the prefix imports envhub": "import gymnasium",
-    "envhub first": "import envhub, gymnasium",
     "envhub, and a look whether gymnasium is there": (
         "import envhub, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium"
     ),
-    "gymnasium first": "import gymnasium, envhub",
 }
 
 
@@ -281,25 +274,19 @@ def test_exceptions_arrive_as_they_were_raised(make: Callable[[], Exception], te
 def test_errors_of_envs_are_logged_where_upstream_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(gym.logger, "error", lambda text, *given: said.append(text % given))
-    envs = AsyncVectorEnv([sims.Naughty] * 2)
-    envs.reset()
-    with pytest.raises(ValueError, match="one is not allowed"):
-        envs.step([0, 1])
-    assert said[0] == "Received the following error from Worker-1 - Shutting it down"
-    assert "one is not allowed" in said[1] and said[2].startswith("Raising the last exception")
-    assert envs.reset()[0].shape == (2, 2)
-    envs.close()
 
-
-def test_error_whose_text_has_a_percent_sign_is_logged_and_raised() -> None:
     class Full(sims.Counter):
         def act(self, action: int) -> None:
-            raise ValueError(f"disk {action % 7}% full")
+            if action:
+                raise ValueError(f"disk {action}% full")
 
     envs = AsyncVectorEnv([Full] * 2)
     envs.reset()
-    with pytest.warns(UserWarning, match="disk 1% full"), pytest.raises(ValueError, match="disk 1% full"):
-        envs.step([1, 1])
+    with pytest.raises(ValueError, match="disk 1% full"):
+        envs.step([0, 1])
+    assert said[0] == "Received the following error from Worker-1 - Shutting it down"
+    assert "disk 1% full" in said[1] and said[2].startswith("Raising the last exception")
+    assert envs.reset()[0].shape == (2, 2)
     envs.close()
 
 
@@ -327,13 +314,7 @@ def test_wrappers_of_a_spec_run_in_the_workers(address: str | None) -> None:
     [
         "os:system",
         "gymnasium.wrappers.rendering:RecordVideo",
-        "gymnasium.wrappers.vector:RecordVideo",
-        "gymnasium.wrappers:RecordVideo",
-        "gymnasium.wrappers.rendering:HumanRendering",
-        "gymnasium.wrappers.array_conversion:ArrayConversion",
         "gymnasium.wrappers.array_conversion:importlib",
-        "gymnasium.wrappers.common:deepcopy",
-        "gymnasium.wrappers.common:TimeLimit2",
         "gymnasium.wrappers.common.x:TimeLimit",
     ],
 )
@@ -365,11 +346,6 @@ def test_single_env_passes_gymnasiums_checker(hub: ServedHub) -> None:
     env = gym.make("EnvHub/Remote-v0", env_id="CartPole-v1", url=hub.tcp)
     check_env(env.unwrapped, skip_render_check=True)
     env.close()
-
-
-def test_client_is_not_pickled(hub: ServedHub) -> None:
-    with envhub.connect(hub.tcp) as client, pytest.raises(TypeError, match="cannot be pickled or copied"):
-        pickle.dumps(client)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

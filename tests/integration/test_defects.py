@@ -206,6 +206,15 @@ class Truncating(sims.Counter):
         return np.array([1.7, 2.7, 3.7])
 
 
+class Overflowing(Truncating):
+    """Observes numbers that the type of its space has not."""
+
+    observation_space = spaces.Box(0, 255, (3,), np.uint8)  # type: ignore[assignment]
+
+    def observation(self) -> np.ndarray:
+        return np.array([300, -1, 0])
+
+
 class Spreading(Truncating):
     """Observes one number where its space has three."""
 
@@ -213,7 +222,7 @@ class Spreading(Truncating):
         return np.array([7])
 
 
-@pytest.mark.parametrize("env", [Truncating, Spreading])
+@pytest.mark.parametrize("env", [Truncating, Overflowing, Spreading])
 def test_10_observation_that_does_not_fit_its_space_is_an_error(vectorizer: Vectorizer, env: Any) -> None:
     with made(vectorizer, [env]) as envs, pytest.raises((TypeError, ValueError)):
         envs.reset()

@@ -85,18 +85,6 @@ def test_number_of_envs_that_cannot_be_is_named() -> None:
             make([])
 
 
-class Unprintable:
-    """An argument whose ``repr`` raises."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("not initialised yet")
-
-
-def test_factory_may_have_what_has_no_repr() -> None:
-    with closing(envhub.make_vec([partial(lambda _: sims.Counter(), Unprintable())] * 2)) as envs:
-        envs.reset()
-
-
 def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None:
     with pytest.raises(
         TypeError, match="neither make_vec nor the factory takes 'num_worker'; did you mean 'num_workers'"
@@ -107,11 +95,7 @@ def test_misspelt_keyword_beside_a_factory_is_named_with_the_right_one() -> None
 
 
 @pytest.mark.parametrize(
-    ("keyword", "told"),
-    [
-        ("vectorization_mode", "leave it out"),
-        ("vector_kwargs", "pass what is in it"),
-    ],
+    ("keyword", "told"), [("vectorization_mode", "leave it out"), ("vector_kwargs", "pass what is in it")]
 )
 def test_keyword_of_gymnasiums_make_vec_is_explained(keyword: str, told: str) -> None:
     with pytest.raises(TypeError, match=f"neither make_vec nor the env takes '{keyword}'; {told}"):

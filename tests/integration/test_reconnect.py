@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chaos.chaos_proxy import Weather, proxy
-from hubs import HERE, ServedHub, serve, stopped, wait_until
+from hubs import ServedHub, serve, stopped, wait_until
 
 import envhub
 
@@ -69,12 +67,6 @@ def warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
 
 def leased(client: envhub.Client) -> bool:
     return any(session["leased"] for session in client.sessions())
-
-
-def phase(client: envhub.Client, envs: envhub.HubVectorEnv) -> str:
-    """The phase of the session of these envs, as operators see it."""
-    (shown,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
-    return str(shown["phase"])
 
 
 STOPPED = """
@@ -295,65 +287,3 @@ def test_envs_of_a_hub_that_is_out_of_reach_are_closed_without_waiting_for_it(
         finally:
             hub.process.send_signal(signal.SIGCONT)
         assert wait_until(lambda: not hub.workers(), 10)
-
-
-# --- a network that drops everything ----------------------------------------------------------------------------------
-
-DROPPING = """
-import logging, subprocess, sys, threading, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import envhub
-from hubs import serve
-
-told = []
-class Told(logging.Handler):
-    def emit(self, record):
-        told.append((time.monotonic(), record.getMessage()))
-logging.getLogger("envhub").addHandler(Told())
-
-def firewall(action):
-    for way in ("--dport", "--sport"):
-        rule = ["INPUT", "-p", "tcp", way, port, "-j", "DROP"]
-        subprocess.run(["iptables", action, *rule], check=True)
-
-with serve(Path(sys.argv[2]), "counter=sims:counter") as hub:
-    port = hub.tcp.rpartition(":")[2]
-    envs = envhub.make_vec("counter", 2, hub=hub.tcp)
-    envs.reset()
-    dropped = []
-    def nemesis():
-        time.sleep(0.5)
-        firewall("-I")
-        dropped.append(time.monotonic())
-        time.sleep(10)
-        firewall("-D")
-        dropped.append(time.monotonic())
-    thread = threading.Thread(target=nemesis)
-    thread.start()
-    count = 0
-    while thread.is_alive() or time.monotonic() < dropped[1] + 1:
-        count += 1
-        assert envs.step([0, 0])[0][:, 0].tolist() == [count, count]
-    lost = [at_s for at_s, text in told if "out of reach" in text]
-    assert lost and lost[0] - dropped[0] < 9.5, (told, dropped)
-    assert "client_lost" in hub.log and "client_back" in hub.log
-    envs.close()
-print("steps", count)
-"""
-
-
-def _may_drop() -> bool:
-    """Whether this user may have a network of its own, with a firewall."""
-    if os.getuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "iptables"))):
-        return False
-    tried = subprocess.run(["unshare", "-n", "iptables", "-L"], capture_output=True)
-    return tried.returncode == 0
-
-
-@pytest.mark.chaos
-@pytest.mark.skipif(not _may_drop(), reason="needs root, a network namespace and iptables")
-def test_steps_go_on_after_a_firewall_dropped_everything_for_ten_seconds(tmp_path: Path) -> None:
-    script = f'ip link set lo up && exec {sys.executable} -c "$0" {HERE} {tmp_path}'
-    ran = subprocess.run(["unshare", "-n", "sh", "-c", script, DROPPING], capture_output=True, text=True, timeout=90)
-    assert ran.returncode == 0 and "steps" in ran.stdout, ran.stderr

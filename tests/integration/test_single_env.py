@@ -23,26 +23,16 @@ def env(address: str | None) -> Iterator[envhub.HubEnv]:
         yield made
 
 
-def test_asking_for_a_method_runs_nothing(env: envhub.HubEnv) -> None:
-    assert env.has_wrapper_attr("reboot")
-    assert callable(env.get_wrapper_attr("reboot"))
+def test_attribute_of_the_env_is_a_value_or_a_method_that_runs_when_it_is_called(env: envhub.HubEnv) -> None:
+    assert env.has_wrapper_attr("reboot") and callable(env.get_wrapper_attr("reboot"))
     assert env.get_wrapper_attr("reboots") == 0
-
-
-def test_method_is_called_there_with_its_arguments(env: envhub.HubEnv) -> None:
     assert env.get_wrapper_attr("reboot")() == 1
     assert env.get_wrapper_attr("add")(2, right=3) == 5
     assert env.get_wrapper_attr("reboots") == 1
     with pytest.raises(TypeError, match="left"):
         env.get_wrapper_attr("add")()
-
-
-def test_value_is_the_value(env: envhub.HubEnv) -> None:
     env.set_wrapper_attr("note", [1, "two"])
     assert env.has_wrapper_attr("note") and env.get_wrapper_attr("note") == [1, "two"]
-
-
-def test_attribute_that_is_missing_is_no_attribute(env: envhub.HubEnv) -> None:
     assert not env.has_wrapper_attr("rebot")
     with pytest.raises(AttributeError, match="rebot"):
         env.get_wrapper_attr("rebot")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 import traceback
@@ -70,9 +68,6 @@ def test_id_that_a_hub_does_not_offer_is_answered_by_the_nearest(tmp_path: Path)
         )
 
 
-# --- a mode that does not exist ---------------------------------------------------------------------------------------
-
-
 # --- envs that take long to make --------------------------------------------------------------------------------------
 
 SLOW = """
@@ -99,27 +94,6 @@ def test_slow_making_is_counted_on_stderr(tmp_path: Path) -> None:
     # On a slow machine the first one is counted, too, and what is waited for is said.
     assert all(re.fullmatch(r"envhub: [0-3] of [13] envs made( \(.*\))?", line) for line in lines), lines
     assert any(" of 3 " in line for line in lines)
-
-
-@pytest.mark.long
-def test_slow_making_is_counted_in_place_on_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(SLOW.format(""))
-    ours, theirs = pty.openpty()
-    command = [sys.executable, str(tmp_path / "program.py")]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": with_here()}, stdout=theirs, stderr=theirs) as ran:
-        os.close(theirs)
-        printed = b""
-        while select.select([ours], [], [], 100)[0]:
-            try:
-                printed += os.read(ours, 4096)
-            except OSError:  # Linux: the other side is closed
-                break
-        assert ran.wait(10) == 0
-    os.close(ours)
-    counts, _, rest = printed.rpartition(b" of 3 envs made")
-    assert counts.startswith(b"\renvhub: ") and b"\n" not in counts, printed
-    blank, _, after = rest.removeprefix(b"\r").partition(b"\r")
-    assert blank == b" " * len("envhub: 0 of 3 envs made") and after == b"made\r\n", printed
 
 
 @pytest.mark.long

@@ -187,7 +187,15 @@ class Connection:
     def await_hub(self) -> Connection:
         """Wait until the hub has said what it is, and return this connection; after an error, it is closed."""
         try:
-            self.welcome = self._hello_reply()
+            try:
+                welcome = self.result(self._hello_deadline.left_s()).message
+            except (errors.HubTimeout, errors.HubLost) as error:
+                within = f"within {self._hello_deadline.timeout:g} s"
+                hub = errors.hub_at(self.address).removeprefix("the hub at ")
+                text = f"no hub answered at {hub} {within}: {self._transport.advice()}"
+                raise errors.HubUnreachable(text) from (error if isinstance(error, errors.HubLost) else None)
+            assert isinstance(welcome, Welcome)
+            self.welcome = welcome
             self.hub = None if self.welcome.private else self.welcome.name[:HUB_NAME_CHARS_MAX] or None
             accepted = self.welcome.limits.get("message_bytes_max", protocol.FRAME_BYTES_MAX)
             if accepted < MESSAGE_BYTES_MIN:
@@ -198,17 +206,6 @@ class Connection:
             raise
         self.reports.tried = f"for reconnect_timeout={self.protocol.reconnect_s:g} s"
         return self
-
-    def _hello_reply(self) -> Welcome:
-        try:
-            message = self.result(self._hello_deadline.left_s()).message
-        except (errors.HubTimeout, errors.HubLost) as error:
-            within = f"within {self._hello_deadline.timeout:g} s"
-            hub = errors.hub_at(self.address).removeprefix("the hub at ")
-            text = f"no hub answered at {hub} {within}: {self._transport.advice()}"
-            raise errors.HubUnreachable(text) from (error if isinstance(error, errors.HubLost) else None)
-        assert isinstance(message, Welcome)
-        return message
 
     @property
     def heard_ns(self) -> int:

@@ -32,7 +32,7 @@ SESSION_ENDS = (errors.HubLost, errors.SessionLost, errors.AccessDenied, errors.
 SESSION_FAILS = (*SESSION_ENDS, errors.RestartsExhausted)  # whose envs are under way no more
 
 SLOW_S = 2.0
-REPEAT_S = 5.0  # between counts where stderr is no terminal, and every one is one more line
+REPEAT_S = 5.0  # between counts on stderr
 
 logger = logging.getLogger("envhub")
 
@@ -128,9 +128,12 @@ class Refusals:
         self._given = address
 
     def unknown_key(self) -> bool:
-        """Note that the hub does not know this key; returns whether there is another key by now."""
-        if self._take_new_key():
-            return True
+        """Note that the hub does not know this key; returns whether this user keeps another one for it now."""
+        with contextlib.suppress(errors.AddressError, errors.KeysError):
+            kept = known_hubs.kept_now(self._given)
+            if kept is not None and kept.text == self.target.text and kept.keys not in (None, self.target.keys):
+                self.target = kept
+                return True
         place, remedy = self._kept_text()
         why = "it was removed, or never added; ask its operator for `envhub keys add`"
         self._deny(f"does not know this key{place}: {why}{remedy}")
@@ -165,17 +168,6 @@ class Refusals:
     def _deny(self, why: str) -> None:
         self.denied = f"{errors.hub_at(self.target.text)} {why}"
 
-    def _take_new_key(self) -> bool:
-        """Use the key that this user keeps for this hub now; returns whether it is another one."""
-        try:
-            target = known_hubs.kept_now(self._given)
-        except (errors.AddressError, errors.KeysError):
-            return False
-        if target is None or target.text != self.target.text or target.keys in (None, self.target.keys):
-            return False
-        self.target = target
-        return True
-
 
 def _listening_user(address: Address) -> int | None:
     """The id of the other user of this machine who listens at this address of loopback; None if there is none."""
@@ -194,7 +186,7 @@ class UserReports:
         self.tried = ""  # for how long, or how often, a hub that is out of reach is tried
         self.warned = False  # of a hub that is out of reach
         self._hub, self._protocol = errors.hub_at(address), protocol
-        self._next_s, self._on_terminal = SLOW_S, ""  # of the line that counts the envs of a making
+        self._next_s = SLOW_S  # of a making, when its count is printed
 
     def report(self, now_s: float, waited_s: float) -> None:
         if (progress := self._protocol.progress) is not None:
@@ -204,7 +196,11 @@ class UserReports:
             doing = f" ({errors.printable(doing)})" if doing else ""
             text = "%s is %s: %d/%d envs ready%s"
             logger.info(text, self._hub, *counts, doing, extra={"progress": counts})
-            self._show_making(f"{progress.built} of {progress.num_envs} envs made{doing}", waited_s)
+            # A program that has set up logging has the count in its log, or wants none.
+            if waited_s >= self._next_s and not (logger.handlers or logger.level or logger.isEnabledFor(logging.INFO)):
+                self._next_s = waited_s + REPEAT_S
+                with contextlib.suppress(AttributeError, OSError, ValueError):  # of no stderr, or one without a reader
+                    sys.stderr.write(f"envhub: {progress.built} of {progress.num_envs} envs made{doing}\n")
         while self._protocol.notices:
             logger.warning("%s: %s", self._hub, self._protocol.notices.pop(0))
         if self.warned:
@@ -220,29 +216,3 @@ class UserReports:
             logger.warning("%s is out of reach: %s; it is tried %s", self._hub, trouble, tried)
         else:
             logger.warning("%s is within reach again", self._hub)
-
-    def _show_making(self, count: str, waited_s: float) -> None:
-        """Show the count of a making that is slow on stderr: on a terminal the latest, elsewhere each on a line.
-
-        Nothing is shown where the logger "envhub" has been set up: it logs the count, or was told not to.
-        """
-        if waited_s < self._next_s or logger.handlers or logger.level or logger.isEnabledFor(logging.INFO):
-            return
-        text = f"envhub: {count}"
-        if sys.stderr is not None and sys.stderr.isatty():
-            _write(f"\r{text:{len(self._on_terminal)}}")
-            self._on_terminal = text
-        else:
-            self._next_s = waited_s + REPEAT_S
-            _write(f"{text}\n")
-
-    def end_making(self) -> None:
-        if self._on_terminal:
-            _write(f"\r{' ' * len(self._on_terminal)}\r")
-            self._on_terminal = ""
-
-
-def _write(text: str) -> None:
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr, or no reader of it
-        sys.stderr.write(text)
-        sys.stderr.flush()

@@ -86,8 +86,6 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
                 ``envhub.HostingOptions``.
 
         Raises:
-            TypeError: ``env_fns`` is no list of factories.
-            TypeError, ValueError: no such option.
             ValueError: there is no such ``context``, ``worker`` is a function, ``max_concurrency`` no positive integer
                 or given besides ``num_workers``, or ``shared_memory`` meets a space that is no kind of Gymnasium's.
             Exception: as for ``envhub.make_vec``.
@@ -156,7 +154,7 @@ _KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *FAULT_FIELDS, *HOST
 
 
 def _is_gymnasiums(space: Space[Any]) -> bool:
-    """True if Gymnasium knows how to batch it; what it does not know, upstream refuses to share."""
+    """True if Gymnasium knows how to batch it; upstream refuses to share any other."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(map(_is_gymnasiums, parts))

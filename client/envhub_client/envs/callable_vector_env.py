@@ -114,12 +114,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @repeatable
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the call begun by ``call_async``.
-
-        Raises:
-            HubTimeout: not done within ``timeout`` seconds; wait again.
-            NothingPending: no call was begun.
-        """
+        """Wait for the call begun by ``call_async``, for at most ``timeout`` seconds; errors as for ``step_wait``."""
         rows, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
         while True:
             try:
@@ -134,7 +129,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             timeout = None if deadline is None else deadline.left_s()
 
     def _begin_next(self, call: Call) -> None:
-        """Begin a call whose results the wait needs; interrupted, the wait repeats this."""
+        """Begin a call that the wait needs, too; interrupted, the wait repeats this."""
         pending = self._session.pending
         state, kept = pending.state, pending.kept
         try:
@@ -148,9 +143,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def call_some(self, env_ids: EnvIds, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of these envs only; one result for each of ``env_ids``. Others stay untouched.
 
-        Raises:
-            ValueError: ``env_ids`` are not different numbers of envs.
-            Exception: as for ``call``.
+        Errors as for ``call``, and ``ValueError`` where ``env_ids`` are not different numbers of envs.
         """
         rows = self._checked_rows("call_some", name, env_ids)
         return self._called(self._call_of(name, args, kwargs, rows), rows)
@@ -178,10 +171,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Tell of every env, or of each of these, if a wrapper of it is of this class or extends it.
 
         ``wrapper`` is the class or its name, ``"module:Class"``. Classes are compared by name, and none is imported.
-
-        Raises:
-            TypeError: ``wrapper`` is neither.
-            Exception: as for ``call_some``.
         """
         if not isinstance(wrapper, type) and not (isinstance(wrapper, str) and ":" in wrapper):
             raise TypeError(f"is_wrapped takes a class or its name, 'module:Class', got {wrapper!r}")
@@ -199,10 +188,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def set_attr(self, name: str, values: Any, env_ids: EnvIds = None) -> None:
         """Set an attribute of every env, or of these: one value for all, or a list or tuple with one for each.
 
-        Raises:
-            RequestRefused: the name begins with an underscore, and the hub is not private.
-            ValueError: a list or tuple of another length.
-            Exception: as for ``call_some``.
+        Errors as for ``call_some``, and ``ValueError`` for a list or tuple of another length.
         """
         rows = self._checked_rows("set_attr", name, env_ids)
         count = len(rows) or self.num_envs
@@ -220,19 +206,13 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @exclusive
     def render(self, env_ids: EnvIds = None) -> tuple[Any, ...]:
-        """The rendered frame of every env, or of these; the others are not rendered.
+        """The rendered frame of every env, or of each of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
         blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
         resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
-        the envs' ``render``.
-
-        Args:
-            env_ids: the numbers of envs, all different; None for all. One frame for each, in their order.
-
-        Raises:
-            WorkerDied, EnvTimeout: an env died or hung while it rendered, and the policy is to raise.
-            Exception: as for ``call_some``.
+        the envs' ``render``. Errors as for ``call_some``, and ``WorkerDied`` or ``EnvTimeout``, where the policy is to
+        raise.
         """
         rows = self._checked_rows("render", "render", env_ids)
         return self._called(self._call_of("render", (), {}, rows), rows)
@@ -242,7 +222,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """The ``reward_space`` of the first env, as envs with several objectives have it.
 
         It is None where the env has none, where ``reward_space`` is a method, such as of a multi-agent env, and for
-        ``vector=True``. Errors as for ``call_some``.
+        ``vector=True``.
         """
         name, first = "reward_space", [0]
         if self._session.description.vector or not self.has_attr(name, first)[0]:
@@ -280,7 +260,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         return [*map(int, checked_env_ids(env_ids, self.num_envs))]
 
     def _called(self, call: Call, rows: Sequence[int]) -> tuple[Any, ...]:
-        """The results of these rows, or of all if none is named."""
         rows = rows or range(self.num_envs)
         while True:
             try:

@@ -27,7 +27,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.spec = envs.env_spec
 
     def refuse_reward_axes(self, who: str) -> None:
-        """Refuse rewards as ``HubVectorEnv.refuse_reward_axes`` does."""
+        """Refuse rewards with axes, as ``HubVectorEnv.refuse_reward_axes`` does."""
         self._envs.refuse_reward_axes(who)
 
     @hiding_frames
@@ -60,11 +60,7 @@ class HubEnv(gymnasium.Env[Any, Any]):
 
     @hiding_frames
     def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of this object, else of the env in the hub: a value, or a function that calls its method there.
-
-        Raises:
-            AttributeError: neither has it.
-        """
+        """An attribute of this object, else of the env in the hub: a value, or a function that calls its method."""
         if hasattr(self, name):
             return getattr(self, name)
         if not self._envs.attr_is_callable(name)[0]:

@@ -73,12 +73,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     count_recorded: Callable[[], Recorded] | None = None  # of the recording, if there is one
 
     def __init__(self, session: VectorSession, origin: Origin | None = None) -> None:
-        """Use the envs of this session, which the vector env closes; ``origin`` says what the program asked for.
-
-        Raises:
-            ValueError, TypeError: its spaces cannot be batched as its observation mode says, or they are multi-agent
-                envs; the session is closed.
-        """
+        """Use the envs of this session, and end it with ``close`` or at an error here; ``origin`` is their recipe."""
         self._session = session
         try:
             self._describe()
@@ -121,7 +116,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def closed(self) -> bool:
-        """True if the session is over, or left to another process by ``detach``."""
+        """True after ``close`` and ``detach``."""
         return self._session.pending.closed
 
     @closed.setter
@@ -162,11 +157,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def recorded(self) -> Recorded:
-        """Counts of what ``record=`` has recorded so far, and what was dropped.
-
-        Raises:
-            AttributeError: these envs are not recorded.
-        """
+        """Counts of what ``record=`` has recorded so far; ``AttributeError`` where these envs are not recorded."""
         if self.count_recorded is None:
             raise AttributeError("these envs are not recorded: make them with record=FOLDER")
         return self.count_recorded()
@@ -188,10 +179,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def reward_shape(self) -> tuple[int, ...]:
-        """The shape of one env's reward, as its ``reward_space`` says; empty for one number, and where it has none.
-
-        Errors as for ``call_some``.
-        """
+        """The shape of one env's reward, as its ``reward_space`` says; empty for one number, and where it has none."""
         return getattr(self.single_reward_space, "shape", None) or ()
 
     def refuse_reward_axes(self, who: str) -> None:
@@ -199,7 +187,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
         Raises:
             ValueError: the envs' reward space has axes. So does each step whose rewards have axes, from now on.
-            Exception: as for ``call_some``.
         """
         self._rewards.refused_for = who
         self._rewards.check(self.reward_shape)
@@ -301,12 +288,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @repeatable
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[Any, Any]]:
-        """Wait for the reset begun by ``reset_async``.
-
-        Raises:
-            HubTimeout: not done within ``timeout`` seconds; wait again.
-            NothingPending: no reset was begun.
-        """
+        """Wait for the reset begun by ``reset_async``, for at most ``timeout`` seconds; errors as for ``step_wait``."""
         return self._await_reset(timeout)
 
     def _await_reset(self, timeout: float | None) -> tuple[Any, dict[Any, Any]]:
@@ -466,11 +448,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
     def async_reset(self, seed: int | Sequence[int | None] | None = None, options: Options = None) -> None:
-        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``.
-
-        Raises:
-            ValueError: the envs are recorded.
-        """
+        """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
         self._check_partial_batches()
         self.reset_async(seed, options)
 
@@ -589,8 +567,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the session; ``close`` calls this once.
 
-        What an env's ``close`` raises is logged. Envs that take more than 5 s are a warning, which says what they
-        execute. Ctrl-C ends the wait: the processes of envs that are not closed yet are killed, with a warning.
+        An env that takes more than 5 s is a warning, which says what it executes. Ctrl-C ends the wait: the processes
+        of envs that are not closed yet are killed, with a warning.
 
         Args:
             timeout: seconds for a pending request to end and the envs to close; then their processes are killed.
@@ -616,7 +594,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make one where it is used")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close a vector env that was not closed, without waiting for what is pending."""
         if not is_finalizing() and hasattr(self, "_session") and not self.closed:
             with contextlib.suppress(Forked):  # it is the parent's
                 self.drop_pending()

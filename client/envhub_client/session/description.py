@@ -59,14 +59,16 @@ def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
     recordings, and runs ssh.
     """
     own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
-    return own if own is not None and _is_part(spec.kwargs, {**own.kwargs, **asked}) else None
-
-
-def _is_part(part: dict[str, Any], whole: dict[str, Any]) -> bool:
+    if own is None:
+        return None
+    known = {**own.kwargs, **asked}
     try:
-        return all(name in whole and codec.encode(part[name]) == codec.encode(whole[name]) for name in part)
+        same = (
+            name in known and codec.encode(value) == codec.encode(known[name]) for name, value in spec.kwargs.items()
+        )
+        return own if all(same) else None
     except codec.EncodeError:  # a registered argument is no data
-        return False
+        return None
 
 
 class ValueCodec:
@@ -79,7 +81,6 @@ class ValueCodec:
         return codec.encode(value, codec.as_pickle if self.allow_pickle else codec.refuse)
 
     def decode(self, blob: Frame) -> Any:
-        """The value that came from the hub."""
         try:
             return codec.decode(blob, self.allow_pickle)
         except codec.DecodeError as error:

@@ -170,10 +170,7 @@ class SessionMaker:
             HubTimeout: they are not within ``timeout`` seconds; wait again.
         """
         connection = self.connection
-        try:
-            made: Made = connection.result(timeout).message
-        finally:
-            connection.reports.end_making()
+        made: Made = connection.result(timeout).message
         text, asked = "", self._make
         if isinstance(asked, Attach):
             if made.num_envs != len(made.steps):

@@ -125,7 +125,6 @@ class VectorSession(ABC):
 
     One request is pending at a time. Resets and steps go by the ``lane``, begun and waited for through ``pending``;
     calls by the methods here. Its users hold ``in_use`` from their first look at it until they have acted on that.
-    Every method but ``close`` may raise ``HubLost`` and any other ``EnvHubError`` of the session.
     """
 
     description: SessionDescription
@@ -186,10 +185,9 @@ class VectorSession(ABC):
 
     @abstractmethod
     def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
-        """End the session: have the envs closed, or with ``terminate`` kill their processes. May be called again.
+        """Have the envs closed, or with ``terminate``, at the deadline or at an interrupt their processes killed.
 
-        ``finish`` waits for the pending request, if there is one. At the deadline, and at an interrupt, the processes
-        whose envs are not closed are killed.
+        ``finish`` waits for the pending request, if there is one. May be called again.
         """
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
@@ -254,7 +252,7 @@ class VectorSession(ABC):
 
 
 def results_of(call: Call, reply: Reply, num_envs: int, connection: Connection) -> dict[int, Frame]:
-    """The encoded result of each row of the call, or of all ``num_envs`` if it names none, in the reply."""
+    """The encoded result of each row of the call in the reply."""
     wanted = call.rows or range(num_envs)
     try:
         if len(reply.frames) == 1:
@@ -286,8 +284,7 @@ class Session(VectorSession):
         Raises:
             HubUnreachable: no hub answered, or this system is not Linux.
             RequestRefused: the hub does not make this.
-            RuntimeError: the envs' spaces differ.
-            UnsupportedSpace: a space has no form on the network.
+            RuntimeError, UnsupportedSpace: the envs' spaces differ, or have no form on the network.
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
         self.in_use = InUse()
@@ -364,7 +361,6 @@ class Session(VectorSession):
                 self._end_once_finished(finish, partial(self._maker.end, terminate, deadline))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close a session that was not closed; at the program's end its connection's end does it."""
         if is_finalizing() or not hasattr(self, "_maker"):
             return
         if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that

@@ -294,8 +294,8 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
     "client/envhub_client": (1275, 10),
-    "client/envhub_client/connection": (1805, 7),
-    "client/envhub_client/envs": (1730, 7),
+    "client/envhub_client/connection": (1765, 7),
+    "client/envhub_client/envs": (1675, 7),
     "client/envhub_client/federation": (2330, 9),
     "client/envhub_client/frameworks": (1405, 8),
     "client/envhub_client/lanes": (1010, 5),

@@ -92,28 +92,22 @@ def _with_keys() -> Iterator[tuple[str, Address]]:
 
 
 class KeptKey(NamedTuple):
-    """Place of a kept key: under this name, or without a name in ``ENVHUB_ADDRESS``."""
+    """Place of a kept key: under this name, or without a name in ``ENVHUB_ADDRESS``; both as texts, too."""
 
     name: str
-
-    @property
-    def place(self) -> str:
-        return f"kept as {self.name!r} in {_folder() / self.name}" if self.name else f"in {ENVIRONMENT_VARIABLE}"
-
-    @property
-    def remedy(self) -> str:
-        if not self.name:
-            return f"set {ENVIRONMENT_VARIABLE} to the address that you are given"
-        return (
-            f"run `envhub login {self.name}` with what you are given; `envhub logout {self.name}` removes what is kept"
-        )
+    place: str
+    remedy: str
 
 
 def kept_key(target: Address) -> KeptKey | None:
     """The place where this address is kept with its keys, or, if it has none, with any."""
     for name, hub in _with_keys():
         if hub.text == target.text and target.keys in (None, hub.keys):
-            return KeptKey(name)
+            if not name:
+                remedy = f"set {ENVIRONMENT_VARIABLE} to the address that you are given"
+                return KeptKey("", f"in {ENVIRONMENT_VARIABLE}", remedy)
+            remedy = f"run `envhub login {name}` with what you are given; `envhub logout {name}` removes what is kept"
+            return KeptKey(name, f"kept as {name!r} in {_folder() / name}", remedy)
     return None
 
 

@@ -61,12 +61,11 @@ def own_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec | None:
     own = None if spec.id == REMOTE else gymnasium.registry.get(spec.id)
     if own is None:
         return None
-    known = {**own.kwargs, **asked}
+    allowed = {**own.kwargs, **asked}
     try:
-        same = (
-            name in known and codec.encode(value) == codec.encode(known[name]) for name, value in spec.kwargs.items()
-        )
-        return own if all(same) else None
+        given = spec.kwargs.items()
+        matches = (name in allowed and codec.encode(value) == codec.encode(allowed[name]) for name, value in given)
+        return own if all(matches) else None
     except codec.EncodeError:  # a registered argument is no data
         return None
 

@@ -309,7 +309,7 @@ BUDGETS = {
     "envhub/fleet": (643, 3),
     "envhub/protocol": (1528, 6),
     "envhub/transport": (843, 5),
-    "envhub/values": (2043, 9),
+    "envhub/values": (2050, 9),
     "server/envhub_server": (1316, 7),
     "server/envhub_server/catalog": (774, 4),
     "server/envhub_server/hub": (2725, 11),

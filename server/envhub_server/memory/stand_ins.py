@@ -163,12 +163,10 @@ class StandIns:
             return []
         arena, words = self.memory.arena, self.memory.words(slot)
         if has_left:
-            if self.copies is not None:
-                self.copies.keep(arena, words.rows.tolist(), has_left=True)
+            self._copy_objects(words.rows.tolist(), has_left=True)
             return self.posted(slot)
         plan = plan_rows(words, resetting, loss.raises)
-        if self.copies is not None:  # the blobs of rows that are not done may be incomplete
-            self.copies.keep(arena, words.rows[words.request == words.done].tolist())
+        self._copy_objects(words.rows[words.request == words.done].tolist())  # those of others may be incomplete
         arena.needs_reset[words.rows] = plan.needs_reset
         # The results of the reset are unread: the rows' last observations are again those before it.
         arena.done[plan.again] = arena.request[plan.again] - 1
@@ -221,8 +219,11 @@ class StandIns:
         arena = self.memory.arena
         arena.done[rows] = arena.request[rows]
         self.unrung = self.unrung or bool(rows.size)
+        self._copy_objects(rows.tolist())
+
+    def _copy_objects(self, rows: Iterable[int], has_left: bool = False) -> None:
         if self.copies is not None:
-            self.copies.keep(arena, rows.tolist())
+            self.copies.keep(self.memory.arena, rows, has_left)
 
     def _leave(self, row: int) -> list[Event]:
         length, template, reports = self._put_info(row, b"")
@@ -251,8 +252,7 @@ class StandIns:
         return [self.copies.last(arena, row) for row in rows]
 
     def keep_objects(self) -> None:
-        if self.copies is not None:
-            self.copies.keep(self.memory.arena, range(self.memory.arena.layout.rows))
+        self._copy_objects(range(self.memory.arena.layout.rows))
 
     def note(self, message: control.RowInfo) -> None:
         if self.copies is not None:

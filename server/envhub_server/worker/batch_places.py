@@ -55,17 +55,14 @@ def infos_by_env(infos: Infos, num_envs: int) -> list[Infos]:
 
 
 def choose_infos(infos: Infos, chosen: np.ndarray) -> Infos:
-    num_envs = len(chosen)
-    chosen_infos: Infos = {}
-    for key, value in infos.items():
+    def chosen_of(value: Any) -> Any:
         if isinstance(value, dict):
-            chosen_infos[key] = choose_infos(value, chosen)
-        elif _is_per_env(value, num_envs):
-            is_array = hasattr(value, "__array__")
-            chosen_infos[key] = np.asarray(value)[chosen] if is_array else [*compress(value, chosen)]
-        else:
-            chosen_infos[key] = value
-    return chosen_infos
+            return choose_infos(value, chosen)
+        if not _is_per_env(value, len(chosen)):
+            return value
+        return np.asarray(value)[chosen] if hasattr(value, "__array__") else [*compress(value, chosen)]
+
+    return {key: chosen_of(value) for key, value in infos.items()}
 
 
 def _is_mask(key: Any, infos: Infos) -> bool:

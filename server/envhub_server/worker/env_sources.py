@@ -209,9 +209,7 @@ def _load(entry: str) -> Any:
 def _replace_variables(wanted: dict[str, str]) -> None:
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    os.environ.update((name, value) for name, value in wanted.items() if os.environ.get(name) != value)
 
 
 def runner_class(pickled: bytes) -> Any:
@@ -300,11 +298,9 @@ def _filter(action: str, message: Any, categories: Any, module: Any, line: int) 
 def _category(named: str) -> type:
     """The class of this name, or one that stands for it: to import its module may take long, or be impossible here."""
     module, _, name = named.partition(":")
-    loaded: Any = sys.modules.get(module)
-    try:
-        kind = reduce(getattr, name.split("."), loaded)
-    except AttributeError:
-        kind = None
+    kind: Any = None
+    with contextlib.suppress(AttributeError):
+        kind = reduce(getattr, name.split("."), sys.modules.get(module))
     return kind if isinstance(kind, type) else _Named(name, (Warning,), {"named": named})
 
 

@@ -266,11 +266,9 @@ _REMOVED_IN_1_24 = ("bool", "int", "float", "complex", "object", "str")
 
 def pins(error: BaseException) -> str:
     """Arguments of ``pip install`` that prevent this error of an env; empty where none are known."""
-    numpy = _NUMPY.search(str(error))
-    if numpy:
+    if numpy := _NUMPY.search(str(error)):
         return "numpy<1.24" if numpy[1] in _REMOVED_IN_1_24 else "numpy<2"
-    values = _VALUES.search(str(error))
-    if values and "gym" in sys.modules:
+    if (values := _VALUES.search(str(error))) and "gym" in sys.modules:
         return "gym==0.26.2" if values[1] == "5" else "gym<0.26"
     return ""
 
@@ -281,8 +279,7 @@ def explaining() -> Iterator[None]:
     try:
         yield
     except (AttributeError, ValueError) as error:
-        needed = pins(error)
-        if not needed:
+        if not (needed := pins(error)):
             raise
         kind = AttributeError if isinstance(error, AttributeError) else ValueError
         text = f"{error}: the env, or a wrapper of it, is written for another version"

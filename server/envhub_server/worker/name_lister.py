@@ -142,11 +142,9 @@ class NameLister:
                 self._channel.send(control.FactoryFailed(entry, text, remedy_of(error, served=True), missing=False))
             else:
                 if missing:
-                    package = entry.partition(":")[0].partition(".")[0]
-                    is_there = getattr(missing, "name", None) != package
-                    self._channel.send(
-                        control.FactoryFailed(entry, str(missing), remedy_of(missing, served=True), is_there)
-                    )
+                    is_there = getattr(missing, "name", None) != entry.partition(":")[0].partition(".")[0]
+                    remedy = remedy_of(missing, served=True)
+                    self._channel.send(control.FactoryFailed(entry, str(missing), remedy, is_there))
         self._channel.send(control.Building(0))
         if wanted.rendering:
             self._channel.send(control.RenderingTried(why_not(wanted.rendering)))

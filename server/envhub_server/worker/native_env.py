@@ -7,6 +7,7 @@ reset as the session's autoreset mode demands.
 from __future__ import annotations
 
 import inspect
+from itertools import compress
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -41,9 +42,8 @@ class Share(NamedTuple):
             return None
         first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
         if len(first) > 1 or None in first:
-            raise ValueError(
-                f"this vector env takes one seed for all of its envs, not one each: {shown(list(seeds), 100)}"
-            )
+            text = "this vector env takes one seed for all of its envs, not one each"
+            raise ValueError(f"{text}: {shown(list(seeds), 100)}")
         before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
         return int(first.pop() or 0) + before
 
@@ -106,9 +106,8 @@ class NativeEnv:
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
         """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only."""
         if not self.takes_masks:
-            raise ValueError(
-                f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none: it has no reset_mask"
-            )
+            text = f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none"
+            raise ValueError(f"{text}: it has no reset_mask")
         if self.num_envs == 1:
             return self._reset(seed=None, options=options)
         observations, infos = self._reset(**self._masked(chosen, seeds, options))
@@ -183,21 +182,19 @@ class NumberedEnv(NativeEnv):
         return observations, self._of_session(infos) if self.share.workers > 1 else infos
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
-        infos_of_session: dict[str, Any] = {
+        own: dict[str, Any] = {
             key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
         }
-        if "env_id" in infos_of_session:
-            ids = infos_of_session["env_id"]
-            infos_of_session["env_id"] = np.asarray(self.share.rows, ids.dtype)[ids]
-        return infos_of_session
+        if (ids := own.get("env_id")) is not None:
+            own["env_id"] = np.asarray(self.share.rows, ids.dtype)[ids]
+        return own
 
 
 class AleEnv(NumberedEnv, EachSeededEnv):
     """``ale_py.vector_env.AtariVectorEnv``: an array of seeds, of the envs that are reset; -1 is none."""
 
     def _masked(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> dict[str, Any]:
-        picked = [seed for seed, wanted in zip(seeds, chosen) if wanted]
-        return {"seed": self._seeds(picked), "options": {**(options or {}), "reset_mask": chosen.copy()}}
+        return {**super()._masked(chosen, seeds, options), "seed": self._seeds([*compress(seeds, chosen)])}
 
     def _seeds(self, seeds: Seeds) -> Any:
         return np.array([-1 if seed is None else seed for seed in seeds])

@@ -122,18 +122,9 @@ def _numbers() -> Any:
     return numbers["state"]["key"].tobytes(), numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]
 
 
-def _folder() -> str:
-    return os.readlink("/proc/self/cwd")
-
-
 def _state() -> dict[str, int]:
-    values = (
-        hash(_numbers()),
-        hash(random.getstate()),
-        hash(frozenset(os.environ.items())),
-        hash(_folder()),
-    )
-    return dict(zip(SHARED, values))
+    values = _numbers(), random.getstate(), frozenset(os.environ.items()), os.readlink("/proc/self/cwd")
+    return dict(zip(SHARED, map(hash, values)))
 
 
 # Top-level packages of envs and wrappers. Any other env may draw from the random numbers of its process, be a simulator

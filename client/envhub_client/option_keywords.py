@@ -29,8 +29,8 @@ from envhub_client.session.options import (
 )
 
 
-class FaultKeywords(TypedDict, total=False):
-    """The fields of ``FaultOptions``."""
+class OptionKeywords(TypedDict, total=False):
+    """The fields of ``FaultOptions`` and ``HostingOptions``."""
 
     on_crash: Policy
     on_timeout: Policy
@@ -43,11 +43,6 @@ class FaultKeywords(TypedDict, total=False):
     step_timeout: float
     call_timeout: float
     close_timeout: float
-
-
-class HostingKeywords(TypedDict, total=False):
-    """The fields of ``HostingOptions``."""
-
     gpus: Sequence[int]
     memory_max: int | None
     spares: int | None
@@ -57,10 +52,6 @@ class HostingKeywords(TypedDict, total=False):
     python: str | Path | None
     rendering: Rendering | None
     worker_setup: str | Callable[[], object] | None
-
-
-class OptionKeywords(FaultKeywords, HostingKeywords, total=False):
-    """The fields of both."""
 
 
 class EnvKeywords(OptionKeywords, total=False):

@@ -85,14 +85,12 @@ def written() -> str:
     def of_make_vec(names: tuple[str, ...]) -> dict[str, object]:
         return {name: own[name] for name in names}
 
-    def of_options(options: Any) -> dict[str, object]:
-        return {field.name: field.type for field in dataclasses.fields(options)}
+    both = dataclasses.fields(FaultOptions) + dataclasses.fields(HostingOptions)
+    options: dict[str, object] = {field.name: field.type for field in both}
 
     pieces = [
         HEAD,
-        *kind("FaultKeywords", "The fields of ``FaultOptions``.", "TypedDict", of_options(FaultOptions)),
-        *kind("HostingKeywords", "The fields of ``HostingOptions``.", "TypedDict", of_options(HostingOptions)),
-        '\n\nclass OptionKeywords(FaultKeywords, HostingKeywords, total=False):\n    """The fields of both."""\n',
+        *kind("OptionKeywords", "The fields of ``FaultOptions`` and ``HostingOptions``.", "TypedDict", options),
         *kind("EnvKeywords", "Besides, what ``gymnasium.make`` takes for every env.", "OptionKeywords", OF_ENVS),
         *kind(
             "SessionKeywords",

@@ -73,7 +73,8 @@ class EpisodeRecording(StepObserver):
         self._flat_observations, self._flat_actions = map(spaces.is_flat, self._spaces)
         self._options, self._mode = options, envs.autoreset_mode.value
         self._env_ids = options.chosen(envs.num_envs)
-        self._chosen = None if len(self._env_ids) == envs.num_envs else np.array(self._env_ids)
+        is_all = len(self._env_ids) == envs.num_envs
+        self._chosen: Any = slice(None) if is_all else np.array(self._env_ids)  # a slice copies nothing
         self._row_of = {env: row for row, env in enumerate(self._env_ids)}
         self._acted = False  # whether the actions of the step under way are written
         self._missed: np.ndarray | None = None  # episodes that began in steps that were missed just now, by row
@@ -116,7 +117,7 @@ class EpisodeRecording(StepObserver):
         if not self._writer.opened:
             self._open(envs)
         marks = np.full(len(self._env_ids), StepMark.STILL, np.uint8)
-        marks[self._of_chosen(np.array(reset.mask)) if reset.mask else slice(None)] = StepMark.RESET
+        marks[np.array(reset.mask)[self._chosen] if reset.mask else slice(None)] = StepMark.RESET
         if not self._ready():
             self._miss(marks == StepMark.RESET)
             return
@@ -134,7 +135,7 @@ class EpisodeRecording(StepObserver):
         try:
             leaves = [actions] if self._flat_actions else spaces.flatten(self._spaces[1], actions)
             for column, leaf in zip(writer.batch.actions, leaves, strict=True):
-                column[writer.at] = leaf if self._chosen is None else np.asarray(leaf)[self._chosen]
+                column[writer.at] = np.asarray(leaf)[self._chosen]
         except (ValueError, TypeError, KeyError) as error:  # of a form that envs understand, and their space does not
             log.warning("actions cannot be recorded: %s", error)
         else:
@@ -144,9 +145,7 @@ class EpisodeRecording(StepObserver):
         if not self._writer.records:
             return
         observations, rewards, terminations, truncations, infos = result
-        flags = [rewards, terminations, truncations]
-        if self._chosen is not None:
-            flags = [*map(self._of_chosen, flags)]
+        flags = [each[self._chosen] for each in (rewards, terminations, truncations)]
         failed = self._failed(infos) if infos else []
         if not self._acted:
             begun = flags[1] | flags[2]
@@ -178,14 +177,14 @@ class EpisodeRecording(StepObserver):
         self._closed = True
         atexit.unregister(self._at_exit)
         try:
-            self._writer.end(() if self._missed is None else self._missed.tolist())
+            self._writer.end(self._missed)
         finally:
             self._writer.close()
 
     def _at_exit(self) -> None:
         """Have everything written that is complete at the end of the program, which does not wait for that."""
         if os.getpid() == self._pid:
-            self._writer.end(() if self._missed is None else self._missed.tolist())
+            self._writer.end(self._missed)
 
     def _open(self, envs: HubVectorEnv) -> None:
         films = self._setup["film"]
@@ -229,7 +228,7 @@ class EpisodeRecording(StepObserver):
         batch.marks[at] = marks
         batch.rewards[at], batch.terminations[at], batch.truncations[at] = (0, False, False) if flags is None else flags
         for column, leaf in zip(batch.observations, leaves, strict=False):
-            column[at] = leaf if self._chosen is None else np.asarray(leaf)[self._chosen]
+            column[at] = np.asarray(leaf)[self._chosen]
         if envs is not None and self._setup["frames"]:
             batch.frames[at] = envs.render(self._setup["film"])
         self._writer.complete_step()
@@ -246,14 +245,11 @@ class EpisodeRecording(StepObserver):
 
     def _failed(self, infos: Mapping[Any, Any]) -> list[int]:
         if "invalid_transition" in infos:
-            rows: list[int] = np.flatnonzero(self._of_chosen(np.asarray(infos["invalid_transition"], bool))).tolist()
+            rows: list[int] = np.flatnonzero(np.asarray(infos["invalid_transition"], bool)[self._chosen]).tolist()
             return rows
         if not _is_by_env(infos):
             return []
         return [self._row_of[env] for env in infos if env in self._row_of and infos[env].get("invalid_transition")]
-
-    def _of_chosen(self, batch: np.ndarray) -> np.ndarray:
-        return batch if self._chosen is None else batch[self._chosen]
 
 
 class StepWriter:
@@ -350,14 +346,14 @@ class StepWriter:
                 self._free.append(answer["batch"])
         self.batch = None
 
-    def end(self, missed: Sequence[int] = ()) -> None:
+    def end(self, missed: np.ndarray | None) -> None:
         """Hand over what is complete, and have the process end; ``missed`` counts, by row, the last episodes."""
         if self.batch is not None and (self.at or self._is_full):
             self.hand_over()
         if self.records and self._process.poll() is None:
             share_cpu(self._process.pid)
             with contextlib.suppress(OSError):
-                self._line.send(codec.encode({"missed": [*missed]}))
+                self._line.send(codec.encode({"missed": [] if missed is None else missed.tolist()}))
 
     def close(self) -> None:
         """Wait until everything is written, which follows ``end``, and say what was not."""

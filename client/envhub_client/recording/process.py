@@ -196,7 +196,9 @@ class Recorder:
         film_of = {env_ids.index(env): place for place, env in enumerate(setup["film"])} if frames else {}
         self._cutter = EpisodeCutter(env_ids, mode, setup["every"], film_of, self._film)
         self._program, self._setup, self._limits = program, setup, setup["limits"]
-        self._folder = RecordingFolder(Path(setup["folder"]), both, setup["spec"], _fps(setup["fps"]))
+        fps = setup["fps"]
+        fps = float(fps) if isinstance(fps, (int, float, np.integer, np.floating)) and 0 < fps <= FPS_MAX else FPS
+        self._folder = RecordingFolder(Path(setup["folder"]), both, setup["spec"], fps)
         self._ended = ""  # why nothing more is recorded
         self._dropped, self._taken = 0, -1  # episodes, and the number of the last batch
         self._others_bytes, self._look_s = 0, 0.0  # of the other recordings in the folder, and when to look again
@@ -273,13 +275,8 @@ class Recorder:
                 self._ended = f"{setting}={self._limits[setting]} is reached"
 
     def _counts(self) -> dict[str, Any]:
-        dropped = self._dropped + self._cutter.dropped
-        return {
-            "episodes": self._folder.episodes,
-            "nbytes": self._folder.nbytes,
-            "dropped": dropped,
-            "ended": self._ended,
-        }
+        folder, dropped = self._folder, self._dropped + self._cutter.dropped
+        return {"episodes": folder.episodes, "nbytes": folder.nbytes, "dropped": dropped, "ended": self._ended}
 
     def _write_about(self, closed: bool) -> None:
         write_json(self._folder.path / ABOUT, {**self._setup["about"], **self._counts(), "closed": closed})
@@ -295,10 +292,6 @@ def share_cpu(pid: int) -> None:
     for thread in os.listdir(f"/proc/{pid}/task"):  # those of encoders, too
         with contextlib.suppress(OSError):  # of a user who may not do that, or of a thread that has ended
             os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
-
-
-def _fps(fps: object) -> float:
-    return float(fps) if isinstance(fps, (int, float, np.integer, np.floating)) and 0 < fps <= FPS_MAX else FPS
 
 
 def main(descriptor: int) -> None:

@@ -58,13 +58,9 @@ FLAGS = "reward", "termination", "truncation"
 
 
 def step_of(spaces: Sequence[Space[Any]], num_envs: int, has_finals: bool, frames: Sequence[int]) -> np.dtype[Any]:
-    """One step, as a structured dtype.
+    """One step of the recorded envs, as a structured dtype, with this shape for all frames, empty for none.
 
-    Args:
-        spaces: of observations and of actions, of one env.
-        num_envs: the recorded ones.
-        has_finals: whether an episode's last observation comes with the first one of the next.
-        frames: the shape of all frames of the step; empty if none are recorded.
+    With ``has_finals`` an episode's last observation comes with the first one of the next.
     """
     kinds = ["observation", "action", *(["final"] if has_finals else [])]
     fields: list[Any] = [

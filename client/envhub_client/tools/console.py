@@ -47,18 +47,7 @@ HEADINGS = ("env", "observation space", "action space")
 def print_envs(console: Console, errors: Console, address: str | None, patterns: Sequence[str], timeout: float) -> bool:
     """Print the names that a hub offers, and the spaces of each where they are few enough to be made one by one.
 
-    Args:
-        console: where to print: a table on a terminal, else a line for each env, with tabs between its columns.
-        errors: where to print why there are no spaces.
-        address: the hub's, as for ``envhub.connect``.
-        patterns: which of its envs; all without any.
-        timeout: seconds to wait for each answer, at most ``ANSWER_MAX_S``, and for the making of each env.
-
-    Returns:
-        Whether there are any.
-
-    Raises:
-        EnvHubError: as of ``envhub.connect``.
+    Returns whether there are any. ``errors`` shows why there are no spaces; each env may take ``timeout`` seconds.
     """
     with connect(address, min(timeout, ANSWER_MAX_S)) as client:
         offered, unready = client.envs(), client.health()["unready"]

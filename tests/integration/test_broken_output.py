@@ -45,7 +45,12 @@ def opened(kind: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["full", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("closed", "disk", "nonblocking"))]
+    "kind",
+    [
+        "full",
+        pytest.param("closed", marks=pytest.mark.long),
+        *(pytest.param(kind, marks=pytest.mark.chaos) for kind in ("disk", "nonblocking")),
+    ],
 )
 def test_hub_serves_until_it_is_told_to_stop_whatever_becomes_of_its_output(tmp_path: Path, kind: str) -> None:
     address = f"ipc://{tmp_path}/hub.sock"
@@ -71,7 +76,7 @@ def ended(arguments: list[str], stdout: int, stderr: int = subprocess.PIPE) -> t
     "arguments",
     [
         ["serve", "--help"],
-        *(pytest.param(each, marks=pytest.mark.long) for each in (["keys", "list", "--keys", "keys"], ["ls"])),
+        *(pytest.param(each, marks=pytest.mark.chaos) for each in (["keys", "list", "--keys", "keys"], ["ls"])),
     ],
 )
 def test_command_whose_output_cannot_be_written_ends_with_1(

@@ -30,7 +30,9 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
         yield hub
 
 
-@pytest.fixture(params=["tcp", *(pytest.param(lane, marks=pytest.mark.long) for lane in ("embedded", "ipc"))])
+@pytest.fixture(
+    params=["tcp", pytest.param("embedded", marks=pytest.mark.long), pytest.param("ipc", marks=pytest.mark.chaos)]
+)
 def lane(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -50,7 +50,7 @@ def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lane", ["wire", "auto"])
+@pytest.mark.parametrize("lane", ["wire", pytest.param("auto", marks=pytest.mark.chaos)])
 def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> None:
     offered = (*OFFERED, "--drain-timeout", "600")
     with serve(tmp_path, *offered) as hub, contextlib.closing(made(hub, "stubborn", lane)) as envs:

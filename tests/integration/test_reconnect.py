@@ -79,7 +79,7 @@ print(envs.step([70])[0][0, 0], envs.step([0])[0][0, 0])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bind", ["tcp", "ipc"])
+@pytest.mark.parametrize("bind", ["tcp", pytest.param("ipc", marks=pytest.mark.chaos)])
 def test_client_that_was_stopped_itself_for_longer_than_reconnect_timeout_goes_on(tmp_path: Path, bind: str) -> None:
     with (
         serve(tmp_path, "sleeper=odd_sims:Sleeper") as hub,
@@ -191,8 +191,14 @@ def test_delayed_replies_are_those_of_their_own_steps(hub: ServedHub) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("after_s", [0.1, 1.3])
-@pytest.mark.parametrize(("kind", "lane"), [("tcp", "wire"), ("ipc", "wire"), ("ipc", "auto")])
+@pytest.mark.parametrize(
+    ("kind", "lane", "after_s"),
+    [
+        ("tcp", "wire", 0.1),
+        ("ipc", "auto", 1.3),
+        *(pytest.param("ipc", "wire", after_s, marks=pytest.mark.chaos) for after_s in (0.1, 1.3)),
+    ],
+)
 def test_stopped_client_is_noticed_and_goes_on_in_the_same_episode(
     tmp_path: Path, kind: str, lane: str, after_s: float
 ) -> None:

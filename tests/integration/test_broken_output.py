@@ -44,6 +44,7 @@ def opened(kind: str) -> Iterator[int]:
             os.close(each)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [
@@ -72,6 +73,7 @@ def ended(arguments: list[str], stdout: int, stderr: int = subprocess.PIPE) -> t
     return run.returncode, run.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

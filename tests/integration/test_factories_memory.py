@@ -61,6 +61,7 @@ def test_spare_has_the_data_of_the_worker_whose_place_it_takes() -> None:
         assert envs.call("first") == (0, 1)
 
 
+@pytest.mark.long
 def test_hub_keeps_one_copy_and_forgets_it_with_the_session() -> None:
     baseline()  # starts the hub
     hub = psutil.Process(private_hub().pid)

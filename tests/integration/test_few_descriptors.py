@@ -22,7 +22,7 @@ PROGRAM = (
 )
 
 
-@pytest.mark.parametrize("limit", [40, 120, pytest.param(32, marks=pytest.mark.long)])
+@pytest.mark.parametrize("limit", [40, *(pytest.param(each, marks=pytest.mark.long) for each in (32, 120))])
 def test_hub_that_can_serve_nobody_says_so_and_ends(tmp_path: Path, limit: int) -> None:
     binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{tmp_path}/hub.sock"]
     command = [sys.executable, "-c", LIMITED, str(limit), "serve", "CartPole-v1", *binds]
@@ -33,6 +33,7 @@ def test_hub_that_can_serve_nobody_says_so_and_ends(tmp_path: Path, limit: int) 
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.long
 def test_private_hub_that_can_serve_nobody_says_so() -> None:
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert "envhub: the private hub cannot start: too few open files: the limit is 80, " in run.stderr

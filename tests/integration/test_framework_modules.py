@@ -36,6 +36,7 @@ def test_missing_framework_is_told_with_what_to_install(use: str) -> None:
         assert line.endswith(f'; envhub.{name} needs `pip install "envhub-rl[{name}]"`')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use",
     [

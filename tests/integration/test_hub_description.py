@@ -43,6 +43,7 @@ def test_capacity_shrinks_by_a_session_and_grows_again_with_its_end(hub: ServedH
     assert capacity_of(hub.tcp) == before
 
 
+@pytest.mark.long
 def test_hub_plans_with_the_cpus_that_it_is_given(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--cpus", "1") as hub:
         assert capacity_of(hub.tcp).cpus == 1

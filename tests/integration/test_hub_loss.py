@@ -200,7 +200,10 @@ def envhub_pid(address: str) -> int:
 # --- recreated --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("end", "kind"), [("administrator", "tcp"), ("administrator", "ipc"), ("breach", "tcp")])
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [pytest.param("administrator", "tcp", marks=pytest.mark.long), ("administrator", "ipc"), ("breach", "tcp")],
+)
 def test_session_that_ends_while_its_hub_serves_is_made_again_there(tmp_path: Path, end: str, kind: str) -> None:
     with serve(tmp_path, *ENVS) as hub, relay(hub.tcp) as between:
         address = between.address if end == "breach" else getattr(hub, kind)

@@ -85,6 +85,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.long
 def test_killed_keeper_takes_its_hub_along_and_the_next_one_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def make(length):
 """
 
 
+@pytest.mark.long
 def test_rendering_of_a_private_hub_is_the_workers_variable() -> None:
     envs = envhub.make_vec("sims:Counter", 1, rendering="osmesa")
     assert envs.call("environment", "MUJOCO_GL") == ("osmesa",)

@@ -16,6 +16,8 @@ from hubs import ServedHub, free_port
 import envhub
 from envhub.errors import HubUnreachable
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedHub]]:

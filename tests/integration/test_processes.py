@@ -165,6 +165,7 @@ def test_zygote_that_a_private_hub_starts_first_is_used_until_the_program_change
     assert ran.stdout.splitlines()[2].startswith("False")
 
 
+@pytest.mark.long
 def test_private_hub_starts_in_a_folder_with_a_longer_path_than_a_socket_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

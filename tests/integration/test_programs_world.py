@@ -134,6 +134,7 @@ def test_workers_of_a_program_have_its_arguments_and_flags(tmp_path: Path, flags
     assert seen == [own, own]
 
 
+@pytest.mark.long
 def test_workers_of_a_served_hub_have_its_name_only(tmp_path: Path) -> None:
     (tmp_path / "sim_with_options.py").write_text(SIM_WITH_OPTIONS.format(required=False))
     binds = ["tcp://127.0.0.1:0"]

@@ -188,6 +188,7 @@ class Called(Brittle):
         os._exit(4)
 
 
+@pytest.mark.long
 def test_calls_are_made_again() -> None:
     with contextlib.closing(envhub.make_vec(partial(Called, "exit", 0.0), 2, num_workers=2, **OPTIONS)) as envs:
         envs.reset(seed=3)

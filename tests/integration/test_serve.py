@@ -190,6 +190,7 @@ def test_env_that_hangs_does_not_hold_up_the_end_of_the_hub(tmp_path: Path) -> N
         envs.close()
 
 
+@pytest.mark.long
 def test_signals_that_ask_are_answered_in_the_log_and_end_nothing(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, closing(envhub.make_vec("counter", 2, hub=hub.ipc)) as envs:
         envs.reset()
@@ -202,6 +203,7 @@ def test_signals_that_ask_are_answered_in_the_log_and_end_nothing(tmp_path: Path
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_restarts_are_counted_on_when_their_session_has_ended(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter") as hub, closing(envhub.connect(hub.ipc)) as client:
         with closing(client.make_vec("counter", 1)) as envs:

@@ -135,7 +135,7 @@ envs.close()
 """
 
 
-@pytest.mark.parametrize("how", ["attach", "detach"])
+@pytest.mark.parametrize("how", ["attach", pytest.param("detach", marks=pytest.mark.long)])
 def test_holder_lets_go_though_a_child_that_it_forked_lives_on(hub: ServedHub, client: envhub.Client, how: str) -> None:
     code = f"""
 import os, sys, envhub

@@ -218,6 +218,7 @@ def scene(hub: ServedHub, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(hub, keyed, locked.tcp, removed)
 
 
+@pytest.mark.long
 def test_texts_of_failures_are_those_in_the_file(scene: Scene, request: pytest.FixtureRequest) -> None:
     page = texts(CASES, scene)
     if request.config.getoption("--write-texts"):

@@ -180,6 +180,7 @@ def test_env_and_client_are_used_by_one_thread_at_a_time(hub: ServedHub) -> None
         assert parked.go_on()["status"] == "ok"
 
 
+@pytest.mark.long
 def test_recording_goes_on_after_another_thread_was_refused_to_close_it(tmp_path: Path) -> None:
     envs = envhub.make_vec([lambda: sims.Counter(3)], record=tmp_path / "recorded")
     envs.reset()

@@ -132,6 +132,7 @@ def test_method_is_no_reward_space(tmp_path: Path) -> None:
         assert envs.single_reward_space is None and envs.reward_shape == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("declared", [True, False])
 def test_recording_refuses_rewards_with_axes(declared: bool, hub: ServedHub, tmp_path: Path) -> None:
     refused = pytest.raises(ValueError, match=r"rewards of shape \(2,\), and for a recording a reward is one number")

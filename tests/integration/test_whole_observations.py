@@ -142,6 +142,7 @@ def test_env_left_out_of_a_reset_after_half_an_observation_shows_one_step(parts:
         assert steps_of(envs.reset(options=mask)[0], SHORT) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_rows_that_a_reset_leaves_out_on_another_hub_show_the_step_that_raised(
     parts: ServedHub, tmp_path: Path
 ) -> None:

@@ -13,10 +13,14 @@ from interpreters import FEW, Combination, interpreter
 
 import envhub
 
-OLD = [*FEW[:3], Combination("3.9", "gymnasium==0.26.3")]
+OLD = [*FEW[:3], pytest.param(Combination("3.9", "gymnasium==0.26.3"), marks=pytest.mark.chaos)]
 
 
-@pytest.fixture(params=OLD, ids=[each.name for each in OLD])
+def name_of(combination: Combination) -> str:
+    return combination.name
+
+
+@pytest.fixture(params=OLD, ids=name_of)
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A hub whose workers run under an interpreter with that package, NumPy and msgpack, and nothing of EnvHub's."""
     python = interpreter(request.config, request.param)
@@ -52,8 +56,13 @@ def test_old_env_speaks_todays_contract(address: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_vector_env_of_an_old_gymnasium_is_hosted(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    python = interpreter(request.config, Combination("3.8", "gymnasium==1.0.0"))
+@pytest.mark.parametrize(
+    "old", [FEW[3], pytest.param(Combination("3.8", "gymnasium==1.0.0"), marks=pytest.mark.chaos)], ids=name_of
+)
+def test_vector_env_of_an_old_gymnasium_is_hosted(
+    request: pytest.FixtureRequest, tmp_path: Path, old: Combination
+) -> None:
+    python = interpreter(request.config, old)
     with serve(tmp_path, "CartPole-v1", "--vector", "--python", str(python)) as hub:
         envs = envhub.make_vec("CartPole-v1", 4, hub=hub.ipc)
         direct = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
@@ -67,7 +76,9 @@ def test_vector_env_of_an_old_gymnasium_is_hosted(request: pytest.FixtureRequest
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("old", OLD, ids=[each.name for each in OLD])
+@pytest.mark.parametrize(
+    "old", [FEW[0], *(pytest.param(each, marks=pytest.mark.chaos) for each in FEW[1:3])], ids=name_of
+)
 def test_vector_env_of_a_version_without_them_is_refused_in_a_line(
     request: pytest.FixtureRequest, tmp_path: Path, old: Combination
 ) -> None:

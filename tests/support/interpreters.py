@@ -1,6 +1,7 @@
 """Other interpreters for the tests: virtual environments of the Pythons of this machine, each with a gym or Gymnasium.
 
 They are made once, with pip, in a folder of pytest's cache, or in the one that ``ENVHUB_TEST_INTERPRETERS`` names.
+``python tests/support/interpreters.py FOLDER`` makes beforehand those that `nox -s long` needs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import importlib
 import os
 import shutil
 import subprocess
+import sys
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 PYTHONS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
 GYMS = ("gym==0.21.0", "gym==0.26.2", "gymnasium==0.29.1", "gymnasium==1.0.0", "gymnasium==1.4.0")
@@ -69,9 +73,16 @@ def python_of(version: str) -> Path | None:
 
 def interpreter(config: pytest.Config, combination: Combination) -> Path:
     """The virtual environment of this combination, made if it is not there yet; skips where there is no such Python."""
+    import pytest
+
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     assert config.cache is not None
-    root = Path(chosen) if chosen else Path(config.cache.mkdir("interpreters"))
+    found = made(Path(chosen) if chosen else Path(config.cache.mkdir("interpreters")), combination)
+    return found or pytest.skip(f"this machine has no Python {combination.python}")
+
+
+def made(root: Path, combination: Combination) -> Path | None:
+    """The virtual environment of this combination in this folder; None where there is no such Python."""
     root.mkdir(parents=True, exist_ok=True)
     folder, complete = root / combination.name, root / f"{combination.name}.complete"
     with (root / f"{combination.name}.lock").open("w") as lock:
@@ -80,7 +91,7 @@ def interpreter(config: pytest.Config, combination: Combination) -> Path:
             return folder
         python = python_of(combination.python)
         if python is None:
-            pytest.skip(f"this machine has no Python {combination.python}")
+            return None
         shutil.rmtree(folder, ignore_errors=True)
         run(python, "-m", "venv", folder)
         pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -116,3 +127,8 @@ def add(packages: Path, module: str) -> None:
     for place in (whole, whole.parent / f"{module}.libs"):
         if place.exists():
             (packages / place.name).symlink_to(place)
+
+
+if __name__ == "__main__":
+    for each in FEW:
+        made(Path(sys.argv[1]), each)

@@ -43,9 +43,8 @@ class EnvBuilding:
         self._wait_for_all()
         count = len(self._slots)
         if self._launcher.rules.libraries is None:
-            count = min(
-                count, self._launcher.machine.cpus
-            )  # the others start once the libraries that they can share are known
+            # The others start once the libraries that they can share are known.
+            count = min(count, self._launcher.machine.cpus)
         self._launcher.start([*self._slots][:count], now_s)
         self._sizing.notify_if_crowded()
 

@@ -182,9 +182,9 @@ def test_what_cannot_be_sent_is_named_with_its_path_and_the_remedy(tmp_path: Pat
     mine, named, given, inside, factory, queue = ran.stdout.splitlines()
     for text, name in ((mine, "Mine-v0"), (named, "Named-v0"), (inside, "Mine-v0")):
         assert text.startswith(f"the registered env '{name}' cannot be sent to a worker: ")
-        assert "(Mine) > method 'step' > global 'LOCK' is a _thread.lock" in text
+        assert "(Mine) > class attribute 'step' > global 'LOCK' is a _thread.lock" in text
     assert "the spec of Given-v0 > attribute 'kwargs' > item 'length' is a _thread.lock" in given
-    assert "factory 1 (Mine) > method 'step' > global 'LOCK' is a _thread.lock" in factory
+    assert "factory 1 (Mine) > class attribute 'step' > global 'LOCK' is a _thread.lock" in factory
     assert all("or in the env's __init__" in text for text in (mine, named, given, inside, factory))
     assert "global 'box' > item 'queue' is a multiprocessing.queues.Queue" in queue
     assert "use multiprocessing.Manager().Queue()" in queue

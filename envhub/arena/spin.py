@@ -65,14 +65,12 @@ class Spinner:
 
 
 def spin_us(processes: int, cpus: int, quota: bool) -> int:
-    """The number of microseconds to spin; ``quota`` is True if a cgroup limits the CPU time.
+    """The number of microseconds to spin; ``quota`` is True if a cgroup limits the CPU time. Raises ``ValueError``.
 
-    ``processes`` is the number of workers for a worker, and one more for their driver. A worker that spins keeps its
-    CPU from going idle while the driver computes. The driver may share that CPU: the scheduler prefers a process that
-    slept to one that spun. A driver that spins takes CPU time from workers that compute, unless it has its own CPU.
-
-    No process spins if that would spend a cgroup's quota, or if a weaker memory order than x86-64's requires a system
-    call before the read of guarded data. Raises ``ValueError``.
+    ``processes`` is the number of workers for a worker, and one more for their driver, which may share the CPU of a
+    worker that spins: the scheduler prefers a process that slept. A driver that spins takes CPU time from workers that
+    compute, unless it has its own CPU. No process spins if that would spend a cgroup's quota, or if a weaker memory
+    order than x86-64's requires a system call before the read of guarded data.
     """
     configured = configured_spin_us()
     if configured is not None:

@@ -1,10 +1,9 @@
 """The client's half of the protocol: frames in, a reply and frames out.
 
 ``ClientProtocol`` holds one connection's pending request, asks the hub about it while no reply comes, and never takes
-one reply for another. The hub runs one request of a session at a time. An abandoned request may still run, so
-the next one is held until the hub says that it has ended. The client records that a request may have been sent
-before it sends the request, and records its end only when the hub reports it. So an exception at any moment leaves no
-unknown request.
+one reply for another. The hub runs one request of a session at a time: while an abandoned one may run, the next one is
+held. That a request may have been sent is recorded before it is sent, and its end only when the hub reports it, so that
+an exception at any moment leaves no unknown request.
 """
 
 from __future__ import annotations

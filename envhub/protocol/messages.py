@@ -207,14 +207,10 @@ class TemplatesRequest(Frozen):
 
 
 class Call(Frozen):
-    """Call a method of every env, or of those of ``rows``, or read an attribute.
+    """Call a method of every env, or of those of ``rows``, or read an attribute; PROTOCOL.md describes the fields.
 
-    With ``only_kind`` nothing is called; each env's result says if the attribute is callable. With ``skip_unreset`` an
-    env that was built again after a failure and not yet reset is skipped; its result is empty. With a ``question``
-    nothing is called or read: ``"exists"`` asks if the env has the attribute, ``"wrapped"`` if one of its wrappers is
-    of the class ``name``, written ``module:Class``. With ``separate_frames`` the results of several envs may come in
-    a frame each, so that the hub need not copy them. With ``reset_first`` an env that ``skip_unreset`` would skip is
-    reset and called; the reset that it waits for still follows, with the same seed.
+    A ``question`` calls and reads nothing: ``"exists"`` asks if the env has the attribute, ``"wrapped"`` if one of its
+    wrappers is of the class ``name``, written ``module:Class``.
     """
 
     name: str
@@ -464,10 +460,7 @@ def build(kind: Any, fields: Dict[str, Any]) -> Any:
 
 
 def _value(where: str, hint: Any, value: Any) -> Any:
-    """Check ``value`` against one annotation: a plain type, Optional, List, Dict, Any, or a dataclass.
-
-    An integer is accepted as a float: languages with one kind of number send 5.0 as 5.
-    """
+    """Check ``value`` against an annotation; an integer is a float, too: some languages have one kind of number."""
     origin = getattr(hint, "__origin__", None)
     if hint is Any:
         return value

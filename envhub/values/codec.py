@@ -2,12 +2,10 @@
 
 Arrays and NumPy scalars travel in the format of ``msgpack_numpy``, but a check guards its decoder, which by itself
 unpickles object arrays and builds arrays over pointers that the sender chose. Decoding never runs code that the sender
-chose. The one exception is ``PICKLE``: a caller must allow it, and only a program and the workers of its own private
-hub do.
+chose, except for ``PICKLE``: a caller must allow it, and only a program and the workers of its own private hub do.
 
-Types that msgpack does not have travel as extension types: tuples, sets, integers over 64 bits, complex numbers,
-mappings with other than string keys, NumPy random generators, and, if the caller allows it, the ``repr`` of any other
-value.
+Types that msgpack does not have travel as extension types, and, if the caller allows it, any other value as its
+``repr``.
 """
 
 from __future__ import annotations

@@ -28,27 +28,23 @@ def test_only_dns_names_a_place() -> None:
     assert [known_hubs.dns_name(each) for each in others] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    "hub", ["dns://hubs", "dns://", "dns://:1", "dns://hubs:65536", " DNS://hubs:x", "dns://a\n:1"]
-)
-def test_name_without_a_port_is_refused_with_the_form_of_a_name(hub: str) -> None:
-    with pytest.raises(AddressError, match=r"'.*' names no hubs; write dns://NAME:PORT$") as refused:
-        members(hub)
-    assert repr(hub) in str(refused.value)
+FORM = "names no hubs; write dns://NAME:PORT"
 
 
 @pytest.mark.parametrize(
     ("hub", "why"),
     [
+        *((hub, f"{hub!r} {FORM}") for hub in ("dns://hubs", "dns://", "dns://:1", "dns://hubs:65536", " DNS://a:x")),
+        ("dns://a\n:1", f"'dns://a\\n:1' {FORM}"),
         ("dns://hubs:0", "no hub is at port 0 of hubs"),
         ("dns://a b:1", "'a b' is no host"),
-        ("dns://x@hubs:1", "what was given names no hubs; write dns://NAME:PORT"),
+        ("dns://x@hubs:1", f"what was given {FORM}"),
     ],
 )
 def test_malformed_name_is_refused(hub: str, why: str) -> None:
-    with pytest.raises(AddressError, match=why) as refused:
+    with pytest.raises(AddressError) as refused:
         members(hub)
-    assert "@" not in str(refused.value)
+    assert why in str(refused.value) and "@" not in str(refused.value)
 
 
 def test_name_without_an_address_is_unreachable() -> None:

@@ -8,67 +8,50 @@ from envhub_server.ipc.packages import on_this_machine
 from envhub_server.processes.interpreter import OWN
 
 
-def test_without_entries_every_registered_id_is_offered() -> None:
-    registry = Registry()
-    assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
-    assert registry.offered({OWN: ["B-v0", "A-v0"]}) == ["A-v0", "B-v0"]
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ([], {"CartPole-v1": Recipe("CartPole-v1"), "antigravity:CartPole-v1": None}),
+        (["CartPole-v1"], {"CartPole-v1": Recipe("CartPole-v1"), "CartPole-v0": None, "cartpole-v1": None}),
+        (["Ant-v?"], {"Ant-v5": Recipe("Ant-v5"), "Hopper-v5": None}),
+        # A known namespace names its module.
+        ([], {"ALE/Pong-v5": Recipe("ALE/Pong-v5", ("ale_py",)), "Elsewhere/Pong-v5": Recipe("Elsewhere/Pong-v5")}),
+        (["ALE/*"], {"ALE/Pong-v5": Recipe("ALE/Pong-v5", ("ale_py",))}),
+        # A client may name the operator's module, and none of its own.
+        (
+            ["my_sims:Robot-v0", "CartPole-v1"],
+            {
+                **dict.fromkeys(("Robot-v0", "my_sims:Robot-v0"), Recipe("Robot-v0", ("my_sims",))),
+                **dict.fromkeys(("os:Robot-v0", "os:CartPole-v1", "my_sims:os:Robot-v0")),
+            },
+        ),
+        (
+            ["libero=my_sims:make", "a=pkg.sub:factory"],
+            {
+                "libero": Recipe("libero", (), "my_sims:make"),
+                "a": Recipe("a", (), "pkg.sub:factory"),
+                **dict.fromkeys(("my_sims:make", "my_sims:libero")),
+            },
+        ),
+        # The first entry that matches decides.
+        (
+            ["mine:Robot-v0", "theirs:*"],
+            {"Robot-v0": Recipe("Robot-v0", ("mine",)), "Other-v0": Recipe("Other-v0", ("theirs",))},
+        ),
+    ],
+)
+def test_name_is_found_by_the_first_entry_that_offers_it(entries: list[str], found: dict[str, Recipe | None]) -> None:
+    registry = Registry(entries)
+    assert {name: registry.find(name) for name in found} == found
 
 
-def test_named_id_is_offered_and_no_other() -> None:
-    registry = Registry(["CartPole-v1", "Ant-v5"])
-    assert registry.find("CartPole-v1") == Recipe("CartPole-v1")
-    assert registry.find("CartPole-v0") is None
-    assert registry.find("cartpole-v1") is None
-    assert registry.offered({OWN: ["Ant-v5", "CartPole-v1", "Hopper-v5"]}) == ["Ant-v5", "CartPole-v1"]
-
-
-def test_pattern_offers_what_it_matches() -> None:
-    registry = Registry(["ALE/*", "Ant-v?"])
-    assert registry.find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
-    assert registry.find("Ant-v5") == Recipe("Ant-v5")
-    assert registry.find("Hopper-v5") is None
-    assert registry.offered({OWN: ["ALE/Pong-v5", "Hopper-v5", "Ant-v5"]}) == ["ALE/Pong-v5", "Ant-v5"]
-
-
-def test_module_before_an_id_is_imported_for_it() -> None:
-    registry = Registry(["my_sims:Robot-v0", "other:Sim*"])
-    assert registry.find("Robot-v0") == Recipe("Robot-v0", ("my_sims",))
-    assert registry.find("SimA-v1") == Recipe("SimA-v1", ("other",))
-    assert registry.modules(OWN) == ["my_sims", "other"]
-
-
-def test_module_of_a_known_namespace_is_imported_without_being_named() -> None:
-    assert Registry().find("ALE/Pong-v5") == Recipe("ALE/Pong-v5", ("ale_py",))
-    assert Registry(["ALE/Pong-v5"]).modules(OWN) == ["ale_py"]
-    assert Registry().find("Elsewhere/Pong-v5") == Recipe("Elsewhere/Pong-v5")
-
-
-def test_client_may_name_the_operators_module_and_none_of_its_own() -> None:
-    registry = Registry(["my_sims:Robot-v0", "CartPole-v1"])
-    assert registry.find("my_sims:Robot-v0") == Recipe("Robot-v0", ("my_sims",))
-    assert registry.find("os:Robot-v0") is None
-    assert registry.find("os:CartPole-v1") is None
-    assert registry.find("my_sims:os:Robot-v0") is None
-    assert Registry().find("antigravity:CartPole-v1") is None
-
-
-def test_entry_point_is_offered_under_its_name() -> None:
-    registry = Registry(["libero=my_sims:make"])
-    assert registry.find("libero") == Recipe("libero", (), "my_sims:make")
-    assert registry.find("my_sims:make") is None
-    assert registry.find("my_sims:libero") is None
-    assert registry.offered({OWN: []}) == ["libero"]
-    assert registry.modules(OWN) == []  # it is imported when an env is made, not to list names
-
-
-def test_entry_point_may_be_a_nested_module() -> None:
-    assert Registry(["a=pkg.sub:factory"]).find("a") == Recipe("a", (), "pkg.sub:factory")
-
-
-def test_first_entry_that_matches_decides() -> None:
-    registry = Registry(["mine:Robot-v0", "theirs:*"])
-    assert registry.find("Robot-v0") == Recipe("Robot-v0", ("mine",))
-    assert registry.find("Other-v0") == Recipe("Other-v0", ("theirs",))
+def test_ids_are_offered_that_entries_match_and_modules_imported_that_they_name() -> None:
+    registered = {OWN: ["Hopper-v5", "ALE/Pong-v5", "Ant-v5"]}
+    assert Registry().offered(registered) == ["ALE/Pong-v5", "Ant-v5", "Hopper-v5"]
+    assert Registry(["ALE/*", "Ant-v?"]).offered(registered) == ["ALE/Pong-v5", "Ant-v5"]
+    assert Registry(["libero=my_sims:make"]).offered({OWN: []}) == ["libero"]
+    assert Registry(["my_sims:Robot-v0", "other:Sim*", "ALE/Pong-v5"]).modules(OWN) == ["ale_py", "my_sims", "other"]
+    assert Registry(["libero=my_sims:make"]).modules(OWN) == []  # imported when an env is made, not to list names
 
 
 def test_entries_that_name_nothing_are_found() -> None:

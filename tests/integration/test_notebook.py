@@ -148,22 +148,3 @@ def test_interrupted_step_is_followed_by_a_reset(notebook: Notebook, tmp_path: P
     assert {each.pid for each in notebook.workers()} == {each.pid for each in before}
     assert notebook.run("envs.close()").status == "ok"
     assert wait_until(lambda: not any(map(lives, before)))
-
-
-@pytest.mark.long
-def test_error_of_an_env_shows_its_frames_and_the_cell_only(notebook: Notebook) -> None:
-    shown = notebook.run("""
-class Broken(Talking):
-    def step(self, action):
-        raise ValueError("no such joint")
-
-broken = envhub.make_vec(Broken, 1)
-broken.reset()
-try:
-    broken.step([0])
-except ValueError as error:
-    caught = error
-import traceback
-len(traceback.extract_tb(caught.__traceback__)), caught.__cause__.remote_traceback.count("File ")
-""")
-    assert shown.text["result"] == "(1, 1)", shown.text

@@ -142,7 +142,7 @@ ROOMS = {
     },
     "envhub_client": {
         "connection": {"envhub.fleet", "envhub.protocol", "envhub.transport", "envhub.values"},
-        "envs": {"envhub.protocol", "envhub.values", "session"},
+        "envs": {"envhub.protocol", "envhub.values", "lanes", "session"},
         "federation": {
             *("connection", "lanes", "session"),
             *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
@@ -156,7 +156,6 @@ ROOMS = {
             *("envhub.arena", "envhub.protocol", "envhub.transport", "envhub.values"),
         },
         "tools": {"connection", "envhub.transport"},
-        "batch.py": {"envhub.values"},
         "client.py": {"connection", "envs", "session", "envhub.protocol", "envhub.transport"},
         "make.py": {
             *("connection", "envs", "federation", "recording", "session"),
@@ -293,16 +292,16 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
-    "client/envhub_client": (1275, 10),
+    "client/envhub_client": (1175, 9),
     "client/envhub_client/connection": (1765, 7),
     "client/envhub_client/envs": (1675, 7),
     "client/envhub_client/federation": (2330, 9),
     "client/envhub_client/frameworks": (1405, 8),
-    "client/envhub_client/lanes": (1010, 5),
+    "client/envhub_client/lanes": (1090, 5),  # with the batches of results, which were at the top
     "client/envhub_client/private_hub": (400, 3),
-    "client/envhub_client/recording": (1065, 4),
+    "client/envhub_client/recording": (1045, 4),
     "client/envhub_client/session": (1515, 7),
-    "client/envhub_client/tools": (655, 4),
+    "client/envhub_client/tools": (645, 4),
     "envhub": (1412, 15),
     "envhub/arena": (678, 4),
     "envhub/cli": (881, 6),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.batch import Batch
 from envhub_client.envs.observations import Observations
+from envhub_client.lanes.base import Batch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 

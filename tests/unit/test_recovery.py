@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.batch import Batch
 from envhub_client.federation.joint_request import ATTEMPTS_MAX
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
+from envhub_client.lanes.base import Batch
 
 from envhub.errors import AccessDenied, EnvHubError, HubLost, HubTimeout, RemoteProtocolError, ended_by
 from envhub.protocol.messages import Reset

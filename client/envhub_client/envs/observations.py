@@ -15,7 +15,7 @@ from envhub.errors import printable
 from envhub.values import codec, spaces
 from envhub.values.info_columns import UNBATCHED, VECTOR_REWARD, Column, Tree
 from envhub.values.leaf import OBJECT
-from envhub_client.batch import Batch, InfoGroup
+from envhub_client.lanes.base import Batch, InfoGroup
 
 _ADD_INFO = VectorEnv._add_info
 _NUMPY_BOOLS = np.array([np.False_, np.True_], object)

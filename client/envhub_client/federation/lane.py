@@ -13,7 +13,6 @@ import numpy as np
 from envhub.errors import AccessDenied, EnvHubError, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Reset
 from envhub.values import codec
-from envhub_client.batch import Batch, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.connection.zeromq_transport import READABLE, new_waiter
@@ -29,7 +28,7 @@ from envhub_client.federation.part import (
     while_in_reach,
 )
 from envhub_client.federation.rebuild import PartRebuilder
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import Batch, Lane, joined
 
 PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
 Result = TypeVar("Result")

@@ -19,12 +19,11 @@ from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import HubTimeout, env_of, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
-from envhub_client.batch import Batch, invalid_rows, joined, with_earlier
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import Batch, Lane, invalid_rows, joined, with_earlier
 
 DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 

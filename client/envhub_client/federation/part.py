@@ -12,10 +12,9 @@ import numpy as np
 from envhub.errors import HubTimeout
 from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Observe, Observed, Reset, SetAttr, pack_rows, unpack_rows
-from envhub_client.batch import Batch
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import Batch, Lane
 from envhub_client.session.maker import SessionMaker
 
 LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more

@@ -25,11 +25,11 @@ from envhub.errors import EnvRaised, HubLost, HubTimeout, hub_at, of_hub
 from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
 from envhub.values.leaf import Leaf
-from envhub_client.batch import Batch, InfoGroup
 from envhub_client.connection.connection import CHECK_S, Connection
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
+from envhub_client.lanes.base import Batch, InfoGroup
 from envhub_client.lanes.wire import InfoTemplates, WireLane
 
 PARK_S = CHECK_S  # at a time: a lost connection is reported while a long step goes on

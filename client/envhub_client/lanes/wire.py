@@ -20,10 +20,10 @@ from envhub.values.actions import split_results
 from envhub.values.compression import decompressor
 from envhub.values.info_columns import NotInColumns, Rows, Template, unpack_columns
 from envhub.values.leaf import Leaf
-from envhub_client.batch import Batch, InfoGroup, joined
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline, answer_timeout
+from envhub_client.lanes.base import Batch, InfoGroup, joined
 
 # Up to here, copying a received frame costs less than keeping alive the whole receive buffer that it is part of.
 KEEP_BYTES = 1 << 16

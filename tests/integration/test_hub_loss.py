@@ -256,22 +256,6 @@ def test_envs_go_on_truncated_on_the_hub_that_takes_its_place(tmp_path: Path, ki
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_private_hub_that_was_killed_is_replaced(lane: str) -> None:
-    envs = envhub.make_vec([sims.Naughty] * 2, lane=lane, on_hub_loss="recreate")
-    envs.reset()
-    for _ in range(3):
-        envs.step([0, 0])
-        envs.step_async([8, 8])  # for ever
-        kill_private_hub()
-        truncated(envs.step_wait(), 1)
-        envs.reset()
-        assert envs.step([7, 9])[1].tolist() == [7, 9]
-        envs.reset()
-    envs.close()
-
-
-@pytest.mark.long
 def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
     with closing(envhub.make_vec([Spelling] * 2, autoreset_mode="SameStep", on_hub_loss="recreate")) as envs:
         envs.reset()
@@ -540,32 +524,6 @@ def lose_before(request: Request, envs: envhub.HubVectorEnv, mode: str, lose: Ca
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
-def test_parts_under_way_are_truncated_and_the_others_when_they_are_sent(lane: str) -> None:
-    with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane=lane, on_hub_loss="recreate")) as envs:
-        envs.reset()
-        envs.step([0, 0, 0, 0])
-        envs.send(np.array([0, 8]), [0, 2])  # the second never ends
-        assert envs.recv(1)[5].tolist() == [0]
-        kill_private_hub()
-        outcome = envs.recv()
-        assert outcome[5].tolist() == [2]
-        truncated(outcome, 1)
-        envs.async_reset(options={"reset_mask": np.array([False, False, True, True])})
-        assert envs.recv()[0][:, 0].tolist() == [2, 1, 0, 0]
-        envs.send(np.array([0, 0, 0]), [0, 2, 3])  # the first is still owed its truncation
-        with pytest.raises(ValueError, match="under way"):
-            envs.send(np.array([0]), [0])
-        observations, _, _, truncations, infos, env_ids = envs.recv(3)
-        assert env_ids.tolist() == [0, 2, 3] and truncations.tolist() == [True, False, False]
-        assert observations[:, 0].tolist() == [2, 1, 1] and infos["_env_failure"].tolist() == [True, False, False]
-        envs.send(np.array([0]), [1])
-        assert envs.recv()[3].tolist() == [True]
-        envs.reset()
-        assert envs.step([0, 0, 0, 0])[0][:, 0].tolist() == [1, 1, 1, 1]
-
-
-@pytest.mark.long
 def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path: Path) -> None:
     with serve(tmp_path, *ENVS) as first:
         address = first.ipc
@@ -583,22 +541,6 @@ def test_no_hub_in_its_place_is_told_and_one_that_comes_later_is_found(tmp_path:
         begun = time.monotonic()
         envs.close()
         assert time.monotonic() - begun < TELL_S
-
-
-@pytest.mark.long
-def test_hub_that_makes_other_envs_does_not_take_its_place(tmp_path: Path) -> None:
-    with serve(tmp_path, "CartPole-v1", "same=sims:counter") as first:
-        address = first.ipc
-        envs = envhub.make_vec("same", 2, hub=address, on_hub_loss="recreate")
-        envs.reset()
-        first.stop(signal.SIGKILL)
-    with serve(tmp_path, "same=sims:nested", binds=[address]) as second:
-        with pytest.raises(envhub.HubLost, match="other spaces"):
-            envs.step([0, 0])
-        with envhub.connect(address) as client:  # of which the client has told the hub, and waited for two seconds
-            assert wait_until(lambda: not client.sessions())
-        envs.close()
-        assert second.process.poll() is None
 
 
 @pytest.mark.long

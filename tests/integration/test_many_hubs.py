@@ -179,23 +179,6 @@ def test_infos_by_env_are_those_of_one_hub(two: list[ServedHub], lanes: str) -> 
     assert_same(records[1], records[0], "infos")
 
 
-def test_each_env_gets_its_own_options_and_seed(two: list[ServedHub]) -> None:
-    options = [{"lift": row} if row % 2 else None for row in range(NUM_ENVS)]
-    seeds = [7, None, 5, None, 3]
-    results = []
-    for hubs, split in ((two[:1], [5]), (two, [2, 3])):
-        with closing(made(KINDS["infos"], hubs, split)) as envs:
-            envs.reset(seed=1)
-            results.append(envs.reset(seed=seeds, options=options))
-    assert_same(results[1], results[0], "reset")
-    with closing(made(KINDS["infos"], two, [2, 3])) as envs:
-        for wrong in (options[:-1], [*options, None]):
-            with pytest.raises(ValueError):
-                envs.reset(options=wrong)
-        with pytest.raises(ValueError):
-            envs.reset(seed=[1, 2])
-
-
 @pytest.mark.parametrize("name", ["infos", "graphs"])
 def test_reset_that_leaves_a_hub_out_has_its_last_observations(two: list[ServedHub], name: str) -> None:
     kind = KINDS[name]

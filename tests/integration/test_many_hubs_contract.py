@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -155,33 +154,6 @@ def test_wait_that_times_out_keeps_what_has_come(two: list[ServedHub], lanes: st
         assert envs.get_attr("count") == (1,) * 5
 
 
-def test_all_hubs_are_asked_within_one_deadline(two: list[ServedHub], monkeypatch: pytest.MonkeyPatch) -> None:
-    left_s: list[float] = []
-    with closing(made(two, "counter")) as envs:
-        pids = envs.call("pid")
-        envs.reset()
-        first, second = (part.lane for part in parts_of(envs))
-        wait_first, wait_second = first.wait, second.wait
-
-        def late(*arguments: Any) -> Any:
-            time.sleep(0.6)
-            return wait_first(*arguments)
-
-        def noted(timeout: float, *others: Any) -> Any:
-            left_s.append(timeout)
-            return wait_second(timeout, *others)
-
-        with stopped(pids[4]):
-            envs.step_async(ZEROS)
-            with monkeypatch.context() as patch, pytest.raises(envhub.HubTimeout) as caught:
-                patch.setattr(first, "wait", late)
-                patch.setattr(second, "wait", noted)
-                envs.step_wait(timeout=1)
-        assert two[1].tcp in str(caught.value) and "within 1 s; it can be" in str(caught.value)
-        assert len(left_s) == 1 and left_s[0] < 0.5  # what the first hub has left of it
-        assert envs.step_wait(timeout=60)[0][:, 0].tolist() == [1] * 5
-
-
 def test_step_that_was_given_up_is_carried_out_by_all_hubs(two: list[ServedHub], lanes: str) -> None:
     with closing(made(two, "counter", lanes)) as envs:
         envs.reset()
@@ -189,39 +161,6 @@ def test_step_that_was_given_up_is_carried_out_by_all_hubs(two: list[ServedHub],
         envs.drop_pending()
         assert envs.get_attr("count") == (1,) * 5
         assert envs.step(ZEROS)[0][:, 0].tolist() == [2] * 5
-
-
-@pytest.mark.parametrize("what", ["step", "reset", "call", "call_some", "set_attr"])
-def test_interrupt_between_two_hubs_leaves_them_alike(
-    two: list[ServedHub], monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    with closing(made(two, "naughty")) as envs:
-        envs.reset()
-        envs.step(ZEROS)
-        second = parts_of(envs)[1]
-        with monkeypatch.context() as patch:
-
-            def interrupted(*_: Any, **__: Any) -> None:
-                raise KeyboardInterrupt
-
-            patch.setattr(second.connection, "send", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                match what:
-                    case "step":
-                        envs.step(ZEROS)
-                    case "reset":
-                        envs.reset()
-                    case "call":
-                        envs.call("reboot")
-                    case "call_some":
-                        envs.call_some([0, 4], "reboot")
-                    case _:
-                        envs.set_attr("note", "heard")
-        counts = {"step": 2, "reset": 0}
-        assert envs.get_attr("count") == (counts.get(what, 1),) * 5
-        assert {*envs.call_some([0, 4], "reboots")} == {1 if "call" in what else 0}
-        assert {*envs.get_attr("note")} == {"heard" if what == "set_attr" else "unset"}
-        envs.step(ZEROS)
 
 
 # --- parts of a batch -------------------------------------------------------------------------------------------------
@@ -282,12 +221,6 @@ def test_workers_know_their_envs_indices_in_the_whole_batch(two: list[ServedHub]
         assert sorted({int(each) for text in indices for each in text.split(",")}) == [*range(5)]
         assert all(str(row) in text.split(",") for row, text in enumerate(indices))
         assert envs.num_workers == 3 and all(f"{hub.tcp}: " in envs.sizing.reason for hub in two)
-
-
-@pytest.mark.parametrize(("num_workers", "wanted"), [(1, 2), (2, 2), (4, 4), (9, 5), (None, 5)])
-def test_processes_are_divided_among_the_hubs(two: list[ServedHub], num_workers: int | None, wanted: int) -> None:
-    with closing(made(two, "naughty", num_workers=num_workers)) as envs:
-        assert envs.num_workers == wanted == len({*envs.call("pid")})
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

@@ -78,19 +78,6 @@ def test_rows_of_other_hubs_cycle_while_those_of_one_sleep(
         assert envs.get_attr("count") == (1, 1, CYCLES + 1, CYCLES + 1)
 
 
-def test_send_that_one_hub_would_refuse_moves_no_env(two: list[ServedHub]) -> None:
-    with closing(made(addresses(two, "wire", 2))) as envs:
-        envs.reset()
-        with stopped(envs.call("pid")[3]):
-            envs.send([7], [3])
-            with pytest.raises(ValueError, match="dtype"):
-                envs.send(np.array([9, 9], np.int8), [0, 2])
-            with pytest.raises(ValueError, match="under way"):
-                envs.send([9, 9], [0, 3])
-        assert received(envs) == {3: 7}
-        assert envs.get_attr("count") == (0, 0, 0, 1)
-
-
 @pytest.mark.parametrize(
     "stride", [211, pytest.param(17, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
 )

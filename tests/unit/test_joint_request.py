@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,6 +214,21 @@ def test_timeout_names_the_callers_seconds_and_the_hubs_that_are_late_and_leaves
     assert str(caught.value) == no_reply(["tcp://a", "tcp://c"], 5.0)
     assert caught.value.hub == "a" and caught.value.__cause__ is None
     assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [1, 1, 1]
+
+
+def test_all_parts_are_waited_for_within_one_deadline() -> None:
+    scene, left_s = Scene(), list[Any]()
+
+    def wait(part: Any, timeout: float | None) -> str:
+        left_s.append(timeout)
+        while time.monotonic() - begun_s < 0.01 * len(left_s):
+            time.sleep(0.001)
+        return "done"
+
+    begun_s = time.monotonic()
+    scene.request.begin(scene.parts, scene.send, wait)
+    scene.request.results(5.0)
+    assert 5.0 >= left_s[0] > left_s[1] > left_s[2]
 
 
 def test_timeout_has_the_loss_of_a_hub_as_its_cause_and_comes_before_errors_of_other_parts() -> None:

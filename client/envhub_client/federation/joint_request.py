@@ -154,20 +154,15 @@ class JointRequest(Generic[Result]):
         errors = [self._errors[part] for part in self._parts if part in self._errors]
         if late:
             errors = [each for each in errors if isinstance(each, EnvHubError) and not isinstance(each, _OF_ENVS)]
-        if not errors:
-            self._raise_timeout(late, timeout)
-        raise errors[0]
-
-    def _raise_timeout(self, late: Mapping[HubPart, HubTimeout], timeout: float | None) -> NoReturn:
-        """Raise one error for the waits of these parts, each of which had only what others had left of the time."""
-        assert timeout is not None
-        hubs = [each for part in late for each in self._connections(part) or [part.connection]]
-        addresses = dict.fromkeys(each.address for each in hubs)
-        first, *_ = errors = [*late.values()]
-        if len(self._parts) == 1:
+        if errors:
+            raise errors[0]
+        first = next(iter(late.values()))
+        if timeout is None or len(self._parts) == 1:
             raise first
-        loss = next((error.__cause__ for error in errors if error.__cause__), None)
-        raise of_hub(HubTimeout(no_reply([*addresses], timeout)), first.hub) from loss
+        # One for all of them: each had only what others had left of the time.
+        hubs = [each for part in late for each in self._connections(part) or [part.connection]]
+        text = no_reply([*dict.fromkeys(each.address for each in hubs)], timeout)
+        raise of_hub(HubTimeout(text), first.hub) from next(filter(None, (e.__cause__ for e in late.values())), None)
 
     def finish(self, timeout: float | None) -> None:
         """Wait for all results, which are wanted once; errors as for ``results``."""

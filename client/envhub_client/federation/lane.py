@@ -39,9 +39,6 @@ class FederatedLane:
     """A ``Lane`` of several parts, or of a single part that is made again after a loss.
 
     With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
-
-    Attributes:
-        parts: the hubs and their rows, ascending.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class FederatedLane:
 
         ``recovery`` begins to make the rows of a part again whose session is over; without it that error is raised.
         """
-        self.parts = [*parts]
+        self.parts = [*parts]  # ascending
         self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
         self._has_object_leaves = has_object_leaves
         self._recovery = recovery

@@ -31,28 +31,18 @@ Step = tuple[np.ndarray, bytes, list[np.ndarray]]  # of some rows: their numbers
 
 
 class LostRows:
-    """Results that each row has returned since its session was over, and those that it is to return.
-
-    Attributes:
-        earlier: last observations in that session, an array for each leaf.
-        truncation_pending: mask of the rows whose truncation was not returned yet.
-        no_new_observation: mask of the rows that have returned no observation of the hub that has them again.
-        due: mask of the rows that were sent and return a truncation.
-        waiting: steps of rows that were sent, which begin once these are on a hub again.
-        shown: mask of the outstanding rows whose results have an observation of that hub.
-        reported: mask of the rows whose truncation the last step of all rows has returned first.
-    """
+    """Results that each row has returned since its session was over, and those that it is to return, by masks."""
 
     def __init__(self, earlier: Sequence[np.ndarray], sent: np.ndarray) -> None:
         """Rows with these last observations, all of which are to be truncated; a mask says which were sent."""
         count = len(sent)
         self.earlier = earlier
-        self.truncation_pending = np.ones(count, bool)
-        self.no_new_observation = np.ones(count, bool)
-        self.due: np.ndarray = sent.copy()
-        self.waiting: list[Step] = []
-        self.shown = np.zeros(count, bool)
-        self.reported = np.zeros(count, bool)
+        self.truncation_pending = np.ones(count, bool)  # it was not returned yet
+        self.no_new_observation = np.ones(count, bool)  # of the hub that has the row again was returned
+        self.due: np.ndarray = sent.copy()  # was sent, and returns a truncation
+        self.waiting: list[Step] = []  # which begin once their rows are on a hub again
+        self.shown = np.zeros(count, bool)  # outstanding, with an observation of that hub
+        self.reported = np.zeros(count, bool)  # truncated first by the last step of all rows
 
     def of(self, rows: range) -> LostRows:
         """The state of these rows, numbered from 0."""
@@ -118,10 +108,6 @@ class LostPart:
     rebuild has patience, and are truncations, too, where they do not return in time. Resets wait for the return, and so
     do later steps of some rows, which are given up where the rebuild fails. Where no other row is to wait, patience has
     no end: then also the first step of all rows waits, and raises why there is no other hub.
-
-    Attributes:
-        rows: the state of each row.
-        others_serve: returns whether rows of other hubs wait for these; without any, a step waits for the return.
     """
 
     def __init__(
@@ -152,7 +138,7 @@ class LostPart:
         self._error: Exception | None = None  # that an env raised in it
         self._unreset: np.ndarray | None = None  # rows that the reset under way leaves out
         self._begun = 0
-        self.others_serve: Callable[[], bool] = lambda: True
+        self.others_serve: Callable[[], bool] = lambda: True  # else a step waits for the return, whatever the patience
 
     @property
     def made(self) -> Sequence[HubPart]:

@@ -38,6 +38,11 @@ def _raise(error: errors.EnvHubError) -> None:
     raise error
 
 
+def _await_end(connection: Connection, timeout: float | None) -> None:
+    """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
+    while_in_reach(lambda: [connection], SILENCE_S_MIN, timeout, connection.result)
+
+
 class PartsOpener:
     """An ``Opener`` of sessions on several hubs."""
 
@@ -77,14 +82,11 @@ class PartsOpener:
         """Open one session, on the first of these hubs that can be reached and does not drain."""
         for hub in hubs[:-1]:
             try:
-                return self._on(hub, num_envs, ANSWER_S)
+                return self.parts(self.connect([hub], ANSWER_S), [num_envs], 0)
             except errors.HubUnreachable as error:
                 log.warning("%s; the envs are made on the next hub", error)
                 self.end([*self._connections])
-        return self._on(hubs[-1], num_envs, CONNECT_TIMEOUT_S)
-
-    def _on(self, hub: Member, num_envs: int, timeout: float) -> list[HubPart]:
-        return self.parts(self.connect([hub], timeout), [num_envs], 0)
+        return self.parts(self.connect([hubs[-1]], CONNECT_TIMEOUT_S), [num_envs], 0)
 
     def connect(
         self, hubs: Sequence[Member], timeout: float, failed: Callable[[errors.EnvHubError], None] = _raise
@@ -177,9 +179,20 @@ class PartsOpener:
                 text = f"{error}; {names} made these envs, which each hub of a vector env has to make"
                 raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
-    def end(self, connections: Sequence[Connection], terminate: bool = True, deadline: Deadline | None = None) -> None:
-        """End these sessions and connections, unless that was done; a hub that is out of reach is not waited for."""
-        self._end(connections, terminate, deadline, _await_end)
+    def end(
+        self,
+        connections: Sequence[Connection],
+        terminate: bool = True,
+        deadline: Deadline | None = None,
+        wait: Callable[[Connection, float | None], None] = _await_end,
+    ) -> None:
+        """End these sessions and connections, unless that was done; by default only hubs in reach are waited for."""
+        with self._lock:
+            ours = [each for each in connections if each in self._connections]
+        end_sessions(ours, terminate, deadline, wait)
+        with self._lock:
+            for each in ours:
+                self._connections.pop(each, None)
 
     # --- in place of sessions that were lost ------------------------------------------------------------------------
 
@@ -243,31 +256,12 @@ class PartsOpener:
                     connection.result(LOOK_S)
                     return
 
-        self._end([part.connection for part in gone], True, None, wait)
-
-    def _end(
-        self,
-        connections: Sequence[Connection],
-        terminate: bool,
-        deadline: Deadline | None,
-        wait: Callable[[Connection, float | None], None],
-    ) -> None:
-        with self._lock:
-            ours = [each for each in connections if each in self._connections]
-        end_sessions(ours, terminate, deadline, wait)
-        with self._lock:
-            for each in ours:
-                self._connections.pop(each, None)
+        self.end([part.connection for part in gone], wait=wait)
 
     def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
         with self._lock:
             self.closed = True
         self.end([*self._connections], terminate, deadline)
-
-
-def _await_end(connection: Connection, timeout: float | None) -> None:
-    """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
-    while_in_reach(lambda: [connection], SILENCE_S_MIN, timeout, connection.result)
 
 
 def _makes(maker: SessionMaker, timeout: float) -> bool:

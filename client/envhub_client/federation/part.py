@@ -24,22 +24,13 @@ Result = TypeVar("Result")
 
 
 class HubPart:
-    """A session on one hub, which has some rows of a larger vector env.
-
-    Attributes:
-        hub: the name of the hub.
-        rows: the numbers of its rows, without a gap.
-        take: takes them out of an array.
-        maker: of its session.
-        lane: steps its rows, which are numbered from 0 there.
-    """
+    """A session on one hub, which has some rows of a larger vector env."""
 
     def __init__(self, hub: str, rows: range, maker: SessionMaker, lane: Lane) -> None:
-        self.hub = hub
-        self.rows = rows
-        self.take: Callable[[np.ndarray], np.ndarray] = itemgetter(slice(rows.start, rows.stop))
-        self.maker = maker
-        self.lane = lane
+        self.hub, self.maker = hub, maker  # by its name; of the session
+        self.rows = rows  # without a gap
+        self.lane = lane  # where they are numbered from 0
+        self.take: Callable[[np.ndarray], np.ndarray] = itemgetter(slice(rows.start, rows.stop))  # out of an array
 
     @property
     def connection(self) -> Connection:

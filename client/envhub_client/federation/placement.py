@@ -12,17 +12,11 @@ from envhub_client.connection.known_hubs import Member
 
 
 class Room(NamedTuple):
-    """Room of a hub for envs.
+    """Room of a hub for envs."""
 
-    Attributes:
-        cpus: CPUs that the hub may use.
-        cpus_free: those that no worker of a session uses.
-        envs_free: how many envs it admits; None for any number.
-    """
-
-    cpus: float
-    cpus_free: float
-    envs_free: int | None
+    cpus: float  # that the hub may use
+    cpus_free: float  # that no worker of a session uses
+    envs_free: int | None  # envs that it admits; None for any number
 
 
 def placed(num_envs: int, rooms: Sequence[Room]) -> list[int]:

@@ -38,10 +38,6 @@ class Rebuild:
     """The making of a lost part's rows on other sessions, in a thread, while the rows of the other hubs go on.
 
     Where that fails, the error is raised once, and the next look at this begins the making again.
-
-    Attributes:
-        loss: the error that has ended their session.
-        stopped: whether the envs are wanted no more.
     """
 
     def __init__(
@@ -59,7 +55,7 @@ class Rebuild:
         self.loss = copy(loss)  # without its traceback, whose frames hold the vector env
         self._until_s = time.monotonic() + patience_s
         self._make, self._clear = make, clear
-        self.stopped = False
+        self.stopped = False  # once the envs are wanted no more
         self._prepare()
 
     def _prepare(self) -> None:
@@ -140,21 +136,13 @@ class Rebuild:
 
 
 class Opener(Protocol):
-    """Opens the sessions of a vector env, and ends them.
-
-    Attributes:
-        options: of the sessions.
-        values: encodes for these hubs.
-        seeds: that the program gave its envs.
-        is_only_hub: whether there is one hub: if that does not let the program in, there is no other session.
-        closed: whether the vector env is closed: nothing is opened any more.
-    """
+    """Opens the sessions of a vector env, and ends them."""
 
     options: SessionOptions
-    values: ValueCodec
-    seeds: SeedsGiven
-    is_only_hub: bool
-    closed: bool
+    values: ValueCodec  # encodes for these hubs
+    seeds: SeedsGiven  # by the program, to its envs
+    is_only_hub: bool  # if it does not let the program in, there is no other session
+    closed: bool  # nothing is opened any more
 
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions; errors as for ``FederatedSession``."""
@@ -178,16 +166,12 @@ class Opener(Protocol):
 
 
 class PartRebuilder:
-    """Has the rows of lost parts made again, with the attributes that were set.
-
-    Attributes:
-        patience_s: the seconds for which the rows of other hubs wait for those of a lost one.
-        is_only_hub: as of an ``Opener``.
-    """
+    """Has the rows of lost parts made again, with the attributes that were set."""
 
     def __init__(self, opener: Opener, description: SessionDescription) -> None:
         """Make envs again as ``description`` describes."""
         self.is_only_hub = opener.is_only_hub
+        # Seconds for which the rows of other hubs wait for those of a lost one.
         self.patience_s = math.inf if opener.is_only_hub else opener.options.faults.restart_wait
         self._opener, self._description = opener, description
         self._attributes: dict[tuple[object, ...], SetAttr] = {}  # by name and rows, in the order of the last ones

@@ -36,17 +36,12 @@ HEAD_BYTES = 1 << 16  # of what comes before and with the first descriptors
 
 
 class Attachment:
-    """Everything that came through a hub's side socket.
+    """Everything that came through a hub's side socket."""
 
-    Attributes:
-        side: the socket; the hub shuts it down when the session has ended.
-        shared: what the hub says of them.
-    """
-
-    shared: Shared
+    shared: Shared  # what the hub says of them
 
     def __init__(self) -> None:
-        self.side = socket.socket(socket.AF_UNIX)
+        self.side = socket.socket(socket.AF_UNIX)  # the hub shuts it down when the session has ended
         self._reader = DescriptorReader(self.side)
         self._memory: weakref.ref[Any] | None = None
         self._nbytes = 0  # of the fields in it

@@ -43,13 +43,6 @@ class _Inbox(NamedTuple):
 _EMPTY = _Inbox()
 
 
-class _Unconfirmed(NamedTuple):
-    """A SEND that may have no reply yet, and may not have been sent."""
-
-    env_ids: np.ndarray
-    before: tuple[int, ...]  # the lane's progress before it
-
-
 class WireLane:
     """Requests and replies over a connection.
 
@@ -81,7 +74,8 @@ class WireLane:
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._into: Sequence[np.ndarray] | None = None  # arrays for the observations that are waited for
-        self._unconfirmed: _Unconfirmed | None = None  # SEND that may have no reply yet
+        # Envs of a SEND that may have no reply yet, or may not have been sent, and progress before it.
+        self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None
         self._inbox = _EMPTY
         self._templates = templates
         self._decompress = decompressor(compression) if compression else None
@@ -131,7 +125,7 @@ class WireLane:
                 self._inbox = _Inbox((), None, self._inbox.read)
             send, frames = Send(env_ids.tolist(), codes, ends_receive), [array.tobytes() for array in arrays]
             # Before it is known: at an interrupt, they may be under way.
-            self._unconfirmed = _Unconfirmed(env_ids, self.progress)
+            self._unconfirmed = env_ids, self.progress
             self._sent[env_ids] = True
             with self._sent_unless_refused(env_ids):
                 self._connection.send(Op.SEND, send, frames, keep=True)

@@ -46,9 +46,7 @@ class JointRequest(Generic[Result]):
         dropped: Send = lambda part: None,
         connections: Callable[[HubPart], Sequence[Connection]] = lambda part: [part.connection],
     ) -> None:
-        """``lost`` is told of a part whose session is over, by an error of ``SESSION_ENDS``.
-
-        The part is sent again unless that raises the error.
+        """``lost`` is told of a part whose session is over, which is sent again unless that raises the error.
 
         ``dropped`` is told of a part whose result does not reach the caller. ``connections`` returns those to the hubs
         of a part, none where its rows are on no hub.

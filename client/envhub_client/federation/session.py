@@ -38,11 +38,7 @@ class FederatedSession(VectorSession):
     def __init__(self, class_name: str, opener: Opener, num_envs: int) -> None:
         """Have the sessions opened, and wait until all envs are built. ``class_name`` is of the class that holds it.
 
-        Raises:
-            ValueError: ``split`` does not divide the envs among the hubs.
-            AddressError: two names stand for the same hub.
-            RequestRefused: the hubs disagree, or have no room.
-            Exception: as for ``Session``, of the first hub in the order of ``hubs``.
+        Errors are those of ``Session``, of the first hub in the order of ``hubs``, and of hubs that do not agree.
         """
         self.in_use = InUse()
         self._opener = self._ending = opener

@@ -64,12 +64,9 @@ class Lane(Protocol):
         """Give up what was begun, if anything was: its results are dropped."""
 
     def breach(self, row: int, what: str) -> None:
-        """Take the hub of this row for lost, since ``what`` it sent for the row breaks the protocol.
+        """Take the hub of this row for lost, since ``what`` it sent breaks the protocol, or raise that.
 
         What was waited for is to be waited for again.
-
-        Raises:
-            RemoteProtocolError: its envs are not made again.
         """
 
     def begin_reset(self, reset: Reset) -> None:
@@ -129,11 +126,7 @@ class Lane(Protocol):
         """Have the results of the outstanding envs sent as soon as they are done, without a wait for them."""
 
     def done_rows(self) -> int:
-        """Number of outstanding envs whose results have come, which ``wait_rows`` returns at once.
-
-        Raises:
-            Exception: what an env raised.
-        """
+        """Number of outstanding envs whose results have come, which ``wait_rows`` returns at once, or raises."""
 
     def descriptors(self) -> Sequence[int]:
         """Descriptors of which one becomes readable when ``done_rows`` may return more than it did last.

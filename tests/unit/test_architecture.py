@@ -302,7 +302,7 @@ BUDGETS = {
     "client/envhub_client/recording": (1045, 4),
     "client/envhub_client/session": (1515, 7),
     "client/envhub_client/tools": (645, 4),
-    "envhub": (1412, 15),
+    "envhub": (1412, 16),  # minari.py says what is left of it
     "envhub/arena": (678, 4),
     "envhub/cli": (881, 6),
     "envhub/fleet": (643, 3),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -119,4 +118,5 @@ def loss(failure: Failure, env_failure: EnvFailure, faults: Faults) -> WorkerLos
 def exhausted(failure: Failure, count_text: str) -> Failure:
     """Describe why a worker is not started again; ``count_text`` is that of ``Restarts``."""
     text = f"{failure.message}; {count_text} and is not started again: close this session, fix the env"
-    return replace(failure, code="restarts_exhausted", scope="session", message=text)
+    env_index, tail, kept = failure.env_index, failure.log_tail, failure.replay
+    return Failure("restarts_exhausted", "session", text, env_index, failure.worker, log_tail=tail, replay=kept)

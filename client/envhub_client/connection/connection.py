@@ -96,21 +96,19 @@ _Lock: Any = type(threading.RLock())
 NOT_BLOCKING = (False,)  # the argument of ``acquire``
 
 
-class ConnectionLock(_Lock):  # type: ignore[misc]
-    """A lock, held by the thread that uses a connection, which may nest its uses; another thread is refused."""
+class UserLock(_Lock):  # type: ignore[misc]
+    """A lock for ``with``, held by the thread that uses an object, which may nest its uses; another is refused."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self) -> None:
         super().__init__()  # for locks that are written in Python, as gevent's are
         self.closed = False  # or begun to be closed: an interrupt may have left some of it open
-        self._address = address
         self._pid = os.getpid()
-        self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
 
     def check(self) -> None:
-        if self.closed:
-            raise errors.LocalProtocolError(f"this connection to {errors.hub_at(self._address)} is closed")
-        if os.getpid() != self._pid:
-            raise errors.Forked("this connection was made before a fork; connect again in the child")
+        """Refuse the use of an object that is closed, or of another process."""
+
+    def take(self) -> None:
+        """Take the lock where ``with`` did not get it at once, or refuse it."""
 
     def __enter__(self) -> None:
         if self.closed or os.getpid() != self._pid:
@@ -118,7 +116,7 @@ class ConnectionLock(_Lock):  # type: ignore[misc]
         taken: list[bool] = []
         try:
             # A signal handler runs once a call has returned: one call takes the lock and notes it, so that no interrupt
-            # leaves the lock taken, which would keep the keep-alive thread out for good.
+            # leaves the lock taken, which would keep other threads out for good.
             taken.extend(map(self.acquire, NOT_BLOCKING))
         except BaseException:
             if taken and taken[0]:
@@ -126,6 +124,21 @@ class ConnectionLock(_Lock):  # type: ignore[misc]
             raise
         if not taken[0]:
             self.take()
+
+
+class ConnectionLock(UserLock):
+    """A lock of a connection, which its keep-alive thread uses, too."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self._kept_alive = threading.Lock()  # held while the keep-alive thread is using the connection, for an instant
+
+    def check(self) -> None:
+        if self.closed:
+            raise errors.LocalProtocolError(f"this connection to {errors.hub_at(self._address)} is closed")
+        if os.getpid() != self._pid:
+            raise errors.Forked("this connection was made before a fork; connect again in the child")
 
     def take(self) -> None:
         """Use the connection until ``release``, even if it is closed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -18,7 +17,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub.errors import ConnectionInUse, Forked, HubTimeout
 from envhub.vector_errors import NothingPending, SessionBusy, SessionClosed, SessionInUse
-from envhub_client.connection.connection import NOT_BLOCKING
+from envhub_client.connection.connection import NOT_BLOCKING, UserLock
 from envhub_client.frames import hide_frames
 
 Result = TypeVar("Result")
@@ -113,31 +112,10 @@ class PendingRequest:
         return pending
 
 
-_Lock: Any = type(threading.RLock())
+class InUse(UserLock):
+    """A lock of a session, which outlives its connection. Of that, a forked child is refused the use."""
 
-
-class InUse(_Lock):  # type: ignore[misc]
-    """A lock, for ``with``, held by the thread that uses a session, which may nest its uses.
-
-    It outlives the connection of the session, which has a lock of its own: the thread that keeps it alive uses it, too.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # for locks that are written in Python, as gevent's are
-        self._pid = os.getpid()
-
-    def __enter__(self) -> None:
-        taken: list[bool] = []  # as in ``ConnectionLock``
-        try:
-            taken.extend(map(self.acquire, NOT_BLOCKING))
-        except BaseException:
-            if taken and taken[0]:
-                self.release()
-            raise
-        if not taken[0]:
-            self.refuse()
-
-    def refuse(self) -> NoReturn:
+    def take(self) -> NoReturn:
         """Say why another thread has it."""
         if os.getpid() != self._pid:
             raise Forked("this vector env was made before a fork; make another in the child")
@@ -165,7 +143,7 @@ def exclusive(
         try:
             taken.extend(map(in_use.acquire, NOT_BLOCKING))  # each step comes here: ``with in_use`` is one call more
             if not taken[0] or its.leaver not in (None, get_ident()):
-                in_use.refuse()
+                in_use.take()
             return method(self, *args, **kwargs)
         except Exception as error:
             hide_frames(error)
@@ -194,7 +172,7 @@ def repeatable(
                 taken.extend(map(in_use.acquire, NOT_BLOCKING))
                 me = get_ident()
                 if not taken[0] or its.leaver not in (None, me):  # one has released the lock, and not ended its request
-                    in_use.refuse()
+                    in_use.take()
                 its.leaver, has_begun = me, True
                 result = method(self, *args, **kwargs)
             except Exception as error:

@@ -79,12 +79,6 @@ def test_first_workers_import_a_library_and_the_others_have_it(folder: Path) -> 
     assert shared(folder, None, NUM_ENVS) == [OTHERS, ALL]
 
 
-@pytest.mark.long
-def test_mujoco_is_shared(folder: Path) -> None:
-    written(folder, library="mujoco")
-    assert shared(folder, None, NUM_ENVS, MUJOCO_GL="") == [OTHERS, ALL]
-
-
 def test_mujoco_that_has_opened_a_device_is_not_shared() -> None:
     assert packages.shared(["mujoco", "scipy"]) == ["mujoco", "scipy"]
     assert packages.shared(["mujoco", "mujoco.egl", "scipy"]) == ["scipy"]

@@ -312,12 +312,12 @@ BUDGETS = {
     "server/envhub_server": (1316, 7),
     "server/envhub_server/catalog": (774, 4),
     "server/envhub_server/hub": (2718, 11),
-    "server/envhub_server/ipc": (1240, 7),
+    "server/envhub_server/ipc": (1205, 7),
     "server/envhub_server/memory": (700, 4),  # 85 decide the fates of rows, from session
     "server/envhub_server/network": (2536, 11),
-    "server/envhub_server/processes": (1610, 6),
+    "server/envhub_server/processes": (1540, 6),
     "server/envhub_server/session": (3199, 13),
-    "server/envhub_server/worker": (4820, 20),
+    "server/envhub_server/worker": (4680, 20),
 }
 
 

@@ -157,11 +157,26 @@ class HubActor:
 
     def _keep(self) -> None:
         try:
+            if why := take_priority_of(os.getppid()):
+                self._hub.say(why)
             self._hub.run()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)  # Ray starts the actor again
+
+
+def take_priority_of(pid: int) -> str:
+    """Give this thread and its children the niceness and the OOM score of another process; returns why not, if so.
+
+    Ray's workers have a niceness of 15, and are the first that the kernel ends when memory is short.
+    """
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid))
+        Path("/proc/self/oom_score_adj").write_text(Path(f"/proc/{pid}/oom_score_adj").read_text())
+    except PermissionError:
+        return "the hub runs behind other processes: start Ray with RAY_worker_niceness=0, or raise `ulimit -e`"
+    return ""
 
 
 def _node_address() -> str:

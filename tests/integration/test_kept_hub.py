@@ -105,6 +105,14 @@ def test_killed_keeper_takes_its_hub_along_and_the_next_one_removes_its_folder(
     assert [*own.path.parent.iterdir()] == []
 
 
+def test_hub_takes_the_priority_of_another_process_or_says_that_it_may_not() -> None:
+    program = "import os; from envhub.fleet.hub_actor import take_priority_of as take; "
+    program += f"print(take({os.getpid()})); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    ran = subprocess.run(["nice", "-n", "5", sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = ran.stdout.splitlines()
+    assert lines == ["", str(os.getpriority(os.PRIO_PROCESS, 0))] or "RAY_worker_niceness" in lines[0]
+
+
 def test_line_that_cannot_be_written_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = KeptHub([], [], {})
     with open("/dev/full", "w", buffering=1) as full, open(os.devnull, "w") as null:

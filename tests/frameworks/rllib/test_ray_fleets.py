@@ -139,23 +139,6 @@ def test_actor_that_is_killed_leaves_no_hub_and_serves_again_with_new_keys(fleet
     steps("ray://sims")
 
 
-@pytest.mark.chaos
-def test_trainer_goes_on_with_a_hub_that_comes_back_at_another_address_with_other_keys(fleet: Fleet) -> None:
-    def sessions() -> int:
-        if (access := fleet.access().get(0)) is None:
-            return 0
-        with envhub.connect(access.tcp) as hub:
-            return int(hub.health()["sessions"])
-
-    with contextlib.closing(envhub.make_vec("CartPole-v1", 4, hub="ray://sims", on_hub_loss="recreate")) as envs:
-        envs.reset(seed=1)
-        before = fleet.access()[0]
-        assert sessions() == 1
-        os.kill(actors_of(fleet)[0], signal.SIGKILL)
-        await_(lambda: len(envs.step([0, 1, 0, 1])) == 5 and fleet.access().get(0, before) != before)
-        await_(lambda: len(envs.step([0, 1, 0, 1])) == 5 and sessions() == 1)
-
-
 def test_hub_has_the_priority_and_the_variables_of_one_started_by_hand(fleet: Fleet) -> None:
     hub, actor = fleet.ls()[0].pid, actors_of(fleet)[0]
     node = psutil.Process(actor).ppid()

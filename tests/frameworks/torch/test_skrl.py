@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,13 +14,9 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import kill_worker, serve, worker_processes
-from skrl.agents.torch.dqn import DQN, DQN_CFG
 from skrl.envs.wrappers.torch import Wrapper, wrap_env
 from skrl.envs.wrappers.torch.gymnasium_envs import GymnasiumWrapper
-from skrl.memories.torch import RandomMemory
-from skrl.trainers.torch import SequentialTrainer, SequentialTrainerCfg
 from skrl.utils import set_seed
-from skrl.utils.model_instantiators.torch import deterministic_model
 
 import envhub
 
@@ -74,25 +69,6 @@ def test_wrapper_is_found_and_shows_what_it_shows_of_gymnasiums_envs(
                 assert our.dtype == their.dtype and our.shape == their.shape and torch.equal(our, their), number
             ended += int((found[2] | found[3]).sum()) if number else 0
         assert ended >= NUM_ENVS
-
-
-def test_agent_trains(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where skrl writes what it measures
-    envs = wrap_env(envhub.make_vec("CartPole-v1", NUM_ENVS, **options))
-    spaces = {"observation_space": envs.observation_space, "action_space": envs.action_space, "device": "cpu"}
-    network = [{"name": "net", "input": "OBSERVATIONS", "layers": [16], "activations": "relu"}]
-    model = functools.partial(deterministic_model, **spaces, network=network, output="ACTIONS")
-    models = {"q_network": model(), "target_q_network": model()}
-    memory = RandomMemory(memory_size=200, num_envs=NUM_ENVS, device="cpu")
-    agent = DQN(models=models, memory=memory, cfg=DQN_CFG(learning_starts=20, random_timesteps=20), **spaces)
-    weights = []
-    for timesteps in (10, 100):  # the first ends before learning begins
-        cfg = SequentialTrainerCfg(timesteps=timesteps, disable_progressbar=True, close_environment_at_exit=False)
-        cfg.headless = True
-        SequentialTrainer(env=envs, agents=agent, cfg=cfg).train()
-        weights.append(torch.cat([parameter.detach().flatten() for parameter in models["q_network"].parameters()]))
-    envs.close()
-    assert weights[0].shape == weights[1].shape and not torch.equal(*weights)
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

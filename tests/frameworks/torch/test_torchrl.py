@@ -11,17 +11,14 @@ from typing import Any
 
 import framework_envs
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import serve, wait_until, worker_processes
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
-from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, check_env_specs
 from torchrl.envs.transforms import Compose, InitTracker, RewardSum, StepCounter
-from torchrl.objectives.value import GAE
 
 import envhub
 from envhub.torchrl import HubTorchEnv, make_env
@@ -112,15 +109,6 @@ def test_one_env_is_a_batch_of_one_as_with_torchrls_own_wrapper(name: str, tcp: 
             assert ours.rand_step(ours.reset())["next", "reward"].shape == (1, 1)
 
 
-def test_one_env_is_given_to_torchrls_objectives_and_processes() -> None:
-    value = TensorDictModule(torch.nn.Linear(4, 1), ["observation"], ["state_value"])
-    with contextlib.closing(make_env([FACTORIES["CartPole-v1"]])) as env:
-        data = GAE(gamma=0.99, lmbda=0.95, value_network=value)(env.rollout(30, break_when_any_done=False))
-        assert data["advantage"].shape == (1, 30, 1)
-    with contextlib.closing(SerialEnv(2, functools.partial(make_env, "CartPole-v1"))) as env:
-        assert env.rollout(30, break_when_any_done=False)["next", "reward"].shape == (2, 1, 30, 1)
-
-
 def _with_action(action: torch.Tensor, tensordict: TensorDictBase) -> TensorDictBase:
     return tensordict.set("action", action.clone())
 
@@ -144,17 +132,6 @@ def test_transforms_show_what_they_show_of_torchrls_own_wrapper(
         assert_equal(found, wanted)
         if transforms != "all":
             assert wanted["next", "step_count"].max() == 9
-
-
-def test_resets_between_rollouts_are_those_of_torchrls_own_wrapper(options: dict[str, Any]) -> None:
-    with contextlib.closing(made("CartPole-v1", options)) as ours, contextlib.closing(of_torchrl("CartPole-v1")) as own:
-        for env in (ours, own):
-            env.set_seed(11)
-        for seed in range(6):
-            torch.manual_seed(seed)
-            found = ours.rollout(200)
-            torch.manual_seed(seed)
-            assert_equal(found, own.rollout(200))
 
 
 def test_any_envs_are_reset_at_any_time(options: dict[str, Any]) -> None:
@@ -194,14 +171,6 @@ def test_step_of_ended_episodes_is_refused_as_by_torchrls_own_wrapper(options: d
         with pytest.raises(gymnasium.error.ResetNeeded, match=r"the episodes of envs \[.*\] have ended"):
             for _ in range(STEPS):
                 found = env.step_mdp(env.rand_step(found))
-
-
-def test_seed_holds_after_any_step(options: dict[str, Any]) -> None:
-    with contextlib.closing(made("CartPole-v1", options)) as env:
-        assert env.rollout(500)["next", "done"].any()
-        shown = env.reset(seed=5)["observation"]
-    for row in range(NUM_ENVS):
-        assert np.array_equal(shown[row], gymnasium.make("CartPole-v1").reset(seed=5 + row)[0])
 
 
 def collected(env: EnvBase) -> list[TensorDictBase]:

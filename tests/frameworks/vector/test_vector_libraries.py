@@ -118,14 +118,3 @@ def test_env_of_jax_gives_what_it_gives_directly() -> None:
             assert_same(found[0], np.asarray(wanted[0]), f"step {number}")
             assert found[1].tolist() == np.asarray(wanted[1]).tolist()
             assert found[2].tolist() == np.asarray(wanted[2]).tolist()
-
-
-def test_frames_of_envpool_are_those_of_each_env() -> None:
-    make = functools.partial(envpool.make_gymnasium, "CartPole-v1", render_mode="rgb_array")
-    with closing(envhub.make_vec(make, 4, vector=True, num_workers=2)) as envs:
-        envs.reset(seed=1)
-        frames = envs.render()
-        direct = make(num_envs=4, seed=[1, 2, 3, 4])
-        direct.reset()
-        assert_same(np.array(frames), direct.render(env_ids=[0, 1, 2, 3]), "frames")
-        assert_same(np.array(envs.render([3])), direct.render(env_ids=[3]), "frame of one")

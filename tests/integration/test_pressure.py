@@ -179,7 +179,7 @@ def test_worker_that_cannot_be_started_for_want_of_descriptors_is_once_there_are
         limit_descriptors(hub, descriptors(hub) - 6)
         os.kill(envs.call("pid")[1], signal.SIGKILL)
         # More often than a worker that cannot make its envs is tried: this says nothing about them.
-        assert wait_until(lambda: hub.log.count("cannot be started: ") > BOOTS_MAX)
+        assert wait_until(lambda: hub.log.count("cannot be started: ") > BOOTS_MAX, 100)  # the pauses grow
         limit_descriptors(hub, 4096)
         _, _, _, truncations, infos = envs.step(np.zeros(4, int))
         assert truncations.tolist() == [False, True, False, True]

@@ -50,10 +50,7 @@ class EnvFailure(Mapping[str, Any]):
 
     @classmethod
     def from_map(cls, mapping: Mapping[str, Any], hub: str | None = None) -> EnvFailure:
-        """The failure in a hub's map, with unknown keys ignored, control characters escaped, and long texts shortened.
-
-        ``hub`` is the name of the hub that sent it; a failure of an earlier hub, which was lost, has that hub's name.
-        """
+        """The failure in the map of the hub of this name: unknown keys left out, texts printable and not long."""
         fields = {name: printable(mapping[name]) for name in _FIELDS if name in mapping}
         for name, text in fields.items():
             if isinstance(text, str):
@@ -76,20 +73,16 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(EnvFailure))
 
 
 def failure_info(failure: EnvFailure) -> bytes:
-    """The encoded info of a row that is truncated for this failure.
-
-    The hub, a worker, and a client that lost its hub all truncate rows, and a trainer must not see a difference.
-    """
+    """The encoded info of a row that is truncated for this failure, the same from hub, worker and client."""
     fields = {name: value for name, value in failure.items() if name != "hub" or value is not None}
     return codec.encode({"env_failure": fields, "invalid_transition": True})
 
 
 def reseeded(seed: int | None, incarnation: int, losses: int = 0) -> int | None:
-    """The seed of an env that is built again, for the ``incarnation``-th time, after the program gave ``seed``.
+    """The seed of an env that is built again, for the ``incarnation``-th time after ``losses`` of its session.
 
-    ``losses`` is how often its session was lost; the hub of the next session gets the seed for no incarnation there.
-    The seed follows from these numbers, so that a run can be repeated, and differs from ``seed``, so that the env does
-    not run into the same crash. It has 31 bits: ``np.random.RandomState``, ALE and EnvPool take no more.
+    It follows from these numbers, so that a run can be repeated, and is another one, so that the env does not run into
+    the same crash. It has 31 bits: ``np.random.RandomState``, ALE and EnvPool take no more.
     """
     if seed is None or not (incarnation or losses):
         return seed

@@ -31,10 +31,7 @@ _QUOTED_FOLDERS = re.compile(r"""(["'])~?/(?:[^"'\n]*/)?(?=[^"'\n/]+\1)""")
 
 
 def printable(value: Any) -> Any:
-    """The value, with control characters in its texts replaced by their hexadecimal escapes.
-
-    For texts of a peer that may reach a terminal. Lists, tuples, maps and dataclasses are copied with their contents.
-    """
+    """The value, with control characters in its texts escaped for a terminal; containers and dataclasses are copied."""
     return _with_texts(
         value, lambda text: _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
     )

@@ -18,11 +18,7 @@ else:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Frozen:
-    """A subclass is a dataclass of its annotated fields. Type checkers refuse code that sets a field later.
-
-    ``dataclasses.dataclass(frozen=True)`` writes and compiles six methods for each class, which takes a millisecond.
-    This class compiles only ``__init__`` for each subclass.
-    """
+    """A subclass is a dataclass with a compiled ``__init__`` only; ``frozen=True`` would take a millisecond."""
 
     if TYPE_CHECKING:
         __dataclass_fields__: Any

@@ -49,10 +49,7 @@ _NUMBER_OF_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?I?B|)", re.IGNORE
 
 
 def byte_count(value: Any, folder: Path = Path()) -> Any:
-    """The bytes that a text names, such as ``2GB`` (2,000,000,000), ``512MiB`` (536,870,912) or ``4096``.
-
-    Case does not matter. What is no text is returned as it is. Raises ``ValueError``.
-    """
+    """The bytes in a text such as ``2GB``, ``512MiB`` or ``4096``; what is no text as it is. Raises ``ValueError``."""
     if not isinstance(value, str):
         return value
     match = _NUMBER_OF_BYTES.fullmatch(value.strip())
@@ -281,13 +278,8 @@ def options_from(
 ) -> dict[str, Any]:
     """The options that a table has, as the fields of ``kind`` take them; raises ``OptionError``.
 
-    Args:
-        table: as it was read from a file, or from the command line.
-        kind: a dataclass or ``msgspec.Struct``, whose annotations say what is allowed.
-        where: the text before an option's name in an error.
-        folder: of paths that are not absolute.
-        key: makes the name of an option as it is written there.
-        hint: of an unknown name and its value, what to say in place of the nearest one; empty for that.
+    In errors ``where`` stands before a name, ``key`` writes it, and ``hint`` may say more of an unknown one and its
+    value than the nearest. Relative paths are in ``folder``.
     """
     kinds, values = kinds_of(kind), {}
     for name, value in table.items():
@@ -307,7 +299,7 @@ def options_from(
 
 
 def _kinds(annotation: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """The kinds that an annotation allows, without their bounds, each with what msgspec does not know of it."""
+    """The kinds that an annotation allows, each with its bounds and reader."""
     extra: dict[str, Any] = {}
     while get_origin(annotation) is Annotated:
         annotation, *metas = get_args(annotation)
@@ -323,7 +315,6 @@ def _kinds(annotation: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 
 
 def _read(value: Any, annotation: Any, place: str, folder: Path, key: Callable[[str], str]) -> Any:
-    """Return the value with its texts read, in a list or table each of them; errors as for ``options_from``."""
     for kind, extra in _kinds(annotation):
         arguments = get_args(kind)
         if isinstance(value, dict) and get_origin(kind) is dict:
@@ -357,7 +348,6 @@ def _unknown(name: str, kinds: Mapping[str, Any], hint: str) -> str:
 
 
 def allowed(annotation: Any) -> str:
-    """The bounds, words or keys that an annotation allows; empty where there are none."""
     texts = []
     for kind, extra in _kinds(annotation):
         if get_origin(kind) is Literal:
@@ -387,10 +377,7 @@ class Size(str):
 
 
 def arguments_of(table: Any) -> Any:
-    """Return a dataclass with the options of a table for a command line; each is None unless it is given.
-
-    Bytes are texts of the class ``Size``, as they may have a unit.
-    """
+    """A dataclass of a table's options for a command line; each is None unless given, and bytes are texts."""
     arguments = []
     for name, annotation in kinds_of(table).items():
         kinds = (*map(_argument, _kinds(annotation)), None)

@@ -89,11 +89,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 
 
 def keep_freed_memory() -> None:
-    """Keep up to ``KEPT_BYTES_MAX`` of freed memory in this process and in processes that it forks.
-
-    A message with an image takes several blocks of its size. The kernel clears each page of new memory at its first
-    access, which takes ten times as long as to copy the message. A C library without ``mallopt`` is left as it is.
-    """
+    """Keep freed memory, in forks too: to clear a new page at its first access takes ten times as long as a copy."""
     _set_malloc({_M_MMAP_THRESHOLD: MAPPED_FROM_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES_MAX})
 
 

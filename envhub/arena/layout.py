@@ -58,11 +58,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """All fields of an arena, computed by each side from the leaves, the number of rows and the room for infos.
-
-    ``observations`` are leaves of fixed size; a value of variable size travels with its row's info. ``actions`` are all
-    leaves, although any of them may travel out of band.
-    """
+    """All fields of an arena, as each side computes them; ``observations`` are leaves of fixed size only."""
 
     rows: int
     observations: tuple[Leaf, ...]

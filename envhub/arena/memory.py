@@ -52,11 +52,7 @@ _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "dri
 
 
 def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX) -> int:
-    """A sealed memfd large enough for ``layout``, its pages reserved, which the caller owns; raises ``OSError``.
-
-    The places of large infos are addresses only, until the hub gives a row memory there. There are none if a limit of
-    the process forbids a file of that size.
-    """
+    """A sealed memfd for ``layout``, its pages reserved; large infos have addresses only. Raises ``OSError``."""
     try:
         return new_memory("envhub-arena", layout.span(large_infos_bytes_max), layout.nbytes() + layout.rooms_bytes())
     except OSError:
@@ -71,11 +67,10 @@ def _mapped(layout: Layout, fd: int) -> mmap.mmap:
 
 
 class Arena:
-    """The mapped memory, every field of ``envhub.arena.layout`` an array; it stays mapped while one is referenced.
+    """The mapped memory, with an array for every field of the layout; it stays mapped while one is referenced.
 
-    ``results`` has the bytes of ``rewards``, ``terminations`` and ``truncations``, as they travel. ``info_template`` is
-    0 or ``LARGE`` for an encoded map, else the template of the values. ``rooms`` has, per row, the number of bytes for
-    a large info that have memory. Only the hub writes them, and it reads its own copy.
+    ``info_template`` is 0 or ``LARGE`` for an encoded map, else the template of the values. ``rooms``: bytes of each
+    row for a large info that have memory. Only the hub writes them, and it reads its own copy.
     """
 
     def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
@@ -176,10 +171,7 @@ class Arena:
         return None
 
     def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Each row's number of steps, True if its observation was copied, and the copies by leaf; for any process.
-
-        A row is not copied if its worker stepped during every attempt.
-        """
+        """Each row's number of steps, whether its observation was copied between two steps, and the copies by leaf."""
         given = np.zeros(self.layout.rows, bool)
         steps = np.zeros(self.layout.rows, np.int64)
         copies = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in self.observations]
@@ -216,7 +208,6 @@ class Arena:
         self._header_words[_REVOKED] = self._header_words[_REVOKED] or WINDING_UP
 
     def check(self) -> None:
-        """Raise ``ValueError`` if the memory is not an arena of this layout."""
         words = tuple(int(word) for word in self.header[:3])
         if words != (MAGIC, VERSION, self.layout.rows):
             raise ValueError(f"not an arena of layout {VERSION} with {self.layout.rows} rows: {words}")
@@ -315,11 +306,9 @@ def mark_no_step(arena: Arena, row: int, info_bytes: int = 0, template: int = 0)
 
 
 class ArenaDriver:
-    """Driving an arena: writing actions, handing rows to their workers, and reading what they stored.
+    """Drives an arena, in the hub or on the shared lane in its client.
 
-    The hub drives, or on the shared lane its client. Usually all rows step together, so that their results are in the
-    same slot, and the batch is a view of it. Rows may also be stepped in partial batches; their slots may differ from
-    then on.
+    Where all rows step together the batch is a view of one slot. After partial batches rows may be in different slots.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -344,11 +333,7 @@ class ArenaDriver:
         self._sent[:] = False
 
     def post(self, op: int, codes: bytes = b"", actions: Sequence[Any] = ()) -> None:
-        """Hand all rows to their workers for ``op``; no row may be pending. Ring afterwards.
-
-        A step has a code per action leaf, see ``envhub.values.actions``, and one contiguous array, or its bytes, of all
-        rows per leaf that has an array by its code.
-        """
+        """Hand all rows, of which none is pending, to their workers, with an array or bytes per leaf. Ring then."""
         arena = self._arena
         if codes and codes != self._codes:
             self._codes = b""  # until all actions are written: an interrupt may come in between
@@ -405,10 +390,7 @@ class ArenaDriver:
         return int((self._arena.done == self._arena.request)[self._sent].sum())
 
     def ready(self) -> tuple[np.ndarray, int | None]:
-        """The sent rows that are done, ascending, and None; or no rows, and the first done row that raised.
-
-        Rows that raised are reported first, one per call. Rows are reported until they are ``taken``.
-        """
+        """The sent rows that are done, and None; or no rows, and the first that raised. Reported until ``taken``."""
         arena = self._arena
         rows = np.flatnonzero(self._sent & (arena.done == arena.request))
         raised = rows[arena.status[rows] == STATUS_RAISED]

@@ -26,11 +26,7 @@ _free_lock = threading.Lock()  # on x86-64 taking it is an atomic exchange, whic
 
 
 def fence() -> None:
-    """Complete all stores before this call before any load after it; only with ``HAS_FENCE``.
-
-    If two processes each store a word, call this and then load the other's word, at least one sees the other's store.
-    Without a fence both may miss it.
-    """
+    """Complete all stores before any later load, lest two processes miss each other's; only with ``HAS_FENCE``."""
     with _free_lock:
         pass
 

@@ -97,10 +97,7 @@ class HealthArguments(NamedTuple):
 
 
 def plain_arguments(arguments: list[str]) -> HealthArguments | None:
-    """The arguments of ``health [ADDRESS] [--timeout SECONDS]``; None for any other command line.
-
-    The parser of all commands reads what this does not, and reads what this does in the same way.
-    """
+    """The arguments of ``health [ADDRESS] [--timeout SECONDS]``, as the parser reads them; None for other lines."""
     name, *given = arguments or [""]
     timeout = TIMEOUT_S
     if given[-2:-1] == ["--timeout"] and _SECONDS.fullmatch(given[-1]) and float(given[-1]):

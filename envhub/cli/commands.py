@@ -29,10 +29,7 @@ def shown_default(value: object) -> str | None:
 
 
 def no_empty_path(arguments: cyclopts.ArgumentCollection) -> None:
-    """Refuse a path that is empty, as of a variable that is not set: it would be the current folder; and a URL.
-
-    Raises ``ValueError``.
-    """
+    """Refuse a URL, and an empty path, as of a variable that is not set: it would be the current folder."""
     for argument in arguments:
         if Path in (argument.hint, *get_args(argument.hint)):
             for token in argument.tokens:

@@ -36,10 +36,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Within the context of a command, end it in good order where its output cannot be written.
-
-    Nothing is said of a reader that has ended, such as ``head``.
-    """
+    """End a command in good order where its output cannot be written; nothing is said of a reader that has ended."""
     outputs = [_replace(name) for name in ("stdout", "stderr")]
     try:
         try:

@@ -103,11 +103,7 @@ class HubAccess(NamedTuple):
 
 
 class HubActor:
-    """Keeps a hub on the node to which Ray has brought this actor.
-
-    It makes the hub's keys, and has the clients' secret key in its memory only. When Ray starts the actor again, the
-    keys are new ones: clients ask it for them together with the address, which then is another one, too.
-    """
+    """Keeps a hub on its node with new keys at each start, of which the clients' secret is in its memory only."""
 
     def __init__(self, fleet: str, index: int, settings: HubSettings) -> None:
         write_no_core_file()
@@ -180,7 +176,6 @@ def take_priority_of(pid: int) -> str:
 
 
 def _node_address() -> str:
-    """Return the address by which the nodes of the cluster reach this one; one of IPv6 in brackets."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
@@ -303,10 +298,7 @@ class KeptHub:
 
 
 class HubFolder:
-    """A new folder of this process; folders of processes that have ended are removed first.
-
-    A path through ``descriptor``, which has its lock, leads there also where the folder is replaced.
-    """
+    """A new folder of this process, with its lock; ``descriptor`` leads there also where the folder is replaced."""
 
     def __init__(self) -> None:
         name = secrets.token_hex(5)  # the path of a socket is limited

@@ -42,10 +42,7 @@ _NEVER_HELD = (Op.MAKE, Op.ATTACH, Op.CLOSE)  # the hub accepts them while anoth
 
 
 class Reply(NamedTuple):
-    """The reply to the pending request: ``message`` is a Failure, or the reply that belongs to ``op``.
-
-    ``received`` is the reply to the RECEIVE that a SEND ended, if the hub had answered the RECEIVE.
-    """
+    """The reply to the pending request; ``received``: that to the RECEIVE which a SEND ended, if there was one."""
 
     op: Op
     message: Any
@@ -127,11 +124,7 @@ class ClientProtocol:
         return self._sent_seq > self._ended_seq
 
     def request(self, op: Op, message: Any, frames: Sequence[Frame], now_s: float) -> Frames:
-        """Begin a request; return its frames, which the caller sends unless the request is ``held``.
-
-        The codes of ``Step`` and the arrays are sent as they are. A SEND with ``ends_receive`` takes the place of a
-        pending RECEIVE. Raises ``FrameTooLarge``.
-        """
+        """Begin a request; return its frames, to be sent unless it is ``held``. Raises ``FrameTooLarge``."""
         ended = self._pending if self.answer is None else None
         if ended is not None and not self.may_begin(op, message):
             raise RuntimeError(f"{ended.op.name} is pending")
@@ -168,10 +161,7 @@ class ClientProtocol:
         self._pending = self.answer = None
 
     def receive(self, frames: Frames, now_s: float) -> Reply | None:
-        """Process one message of the hub; returns it if it is the pending request's reply, else None.
-
-        Raises ``RemoteProtocolError``.
-        """
+        """Process one message; return it if it is the pending request's reply. Raises ``RemoteProtocolError``."""
         pending = self._pending
         if pending is not None and pending.op == Op.STEP and frames and frames[0] == pending.done:
             self._heard_s = now_s  # inline: each step comes here
@@ -277,7 +267,6 @@ class ClientProtocol:
         return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.Question())]
 
     def next_tick_s(self, now_s: float) -> float:
-        """Seconds from now within which ``tick`` or ``trouble`` must be called."""
         next_s = now_s + HEARTBEAT_S
         if self._pending is not None:
             next_s = min(next_s, self._pending.ask_s)
@@ -289,11 +278,7 @@ class ClientProtocol:
     # --- the transport ----------------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """Take in that the transport is connected (again); the next tick sends a HEARTBEAT.
-
-        It is sent without a pending request too: the hub must learn which client connected, and closes silent
-        connections.
-        """
+        """Take in that the transport is connected; the next tick sends a HEARTBEAT: the hub learns who it is."""
         self._away_since_s = self._refused_since_s = None
         self.obstacle = ""
         self._reconnected = bool(self.hub_id)
@@ -308,7 +293,6 @@ class ClientProtocol:
             pending.cuts, pending.on_its_way = pending.cuts + 1, False
 
     def accepted(self) -> None:
-        """Take in that the address does not refuse connections any more, whatever listens there."""
         self._refused_since_s = None
 
     def refused(self, now_s: float) -> None:
@@ -318,11 +302,7 @@ class ClientProtocol:
             self._refused_since_s = now_s
 
     def looked(self, now_s: float) -> None:
-        """Take in that everything that has arrived was read; called before ``loss`` and ``tick``.
-
-        If the last call was ``STOPPED_S`` ago, the program did not run. That time does not count as silence of the hub:
-        what it said meanwhile may arrive only now.
-        """
+        """Take in that all that arrived was read, before ``loss`` and ``tick``; a stop of the program is left out."""
         away_s = now_s - self._looked_s
         self._looked_s = now_s
         if away_s < STOPPED_S:
@@ -339,10 +319,7 @@ class ClientProtocol:
 
     @property
     def cut_off(self) -> Op | None:
-        """The op of the pending request if ``CUTS_MAX`` connections ended after it was sent; it is not sent again.
-
-        A HELLO is sent until its caller abandons it, because the hub may be starting.
-        """
+        """The op that is not sent again, after ``CUTS_MAX`` connections ended with it; a HELLO always is."""
         pending = self._pending
         return pending.op if pending is not None and pending.cuts >= CUTS_MAX and self.hub_id else None
 
@@ -359,10 +336,7 @@ class ClientProtocol:
         return self._refused_s - self._refused_since_s
 
     def silence_s(self, now_s: float) -> float:
-        """Seconds for which the hub has said nothing since it was asked, or the connection has been lost.
-
-        Requests that were given up count: a caller with a short timeout asks again and again.
-        """
+        """Seconds for which the hub has not answered, abandoned requests included, or the connection has been lost."""
         silent_since_s = self._unanswered_since_s
         if silent_since_s is None and self.pending is not None:
             silent_since_s = self._heard_s

@@ -95,7 +95,6 @@ class HubProtocol:
         sessions_max: int = SESSIONS_MAX,
         header_limits: codec.HeaderLimits = codec.STRANGERS,
     ) -> None:
-        """Make the hub's half, with an id that is not 0; a session outlives its client for ``lease_s`` seconds."""
         self.hub_id = hub_id
         self._header_limits = header_limits
         self.outgoing: list[tuple[bytes, Frames]] = []
@@ -118,11 +117,7 @@ class HubProtocol:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive_step(self, peer: bytes, first: bytes, frames: Frames) -> Incoming | None:
-        """The STEP in a message if its session expects it next and its peer sent it; else None.
-
-        This is faster than ``receive`` for most messages, and does not need the connection. After None the caller
-        passes the message to ``receive``. ``frames`` are those that follow the first.
-        """
+        """The STEP that its session expects next from this peer, found fast; after None call ``receive``."""
         token, link = self._next_steps.get(first) or _NOBODY
         if link.peer != peer or token in self.leases or len(frames) >= FRAMES_MAX:
             return None
@@ -137,9 +132,7 @@ class HubProtocol:
     ) -> Incoming | None:
         """Process one message of ``peer``, a routing id; return its request if it is new and must be executed.
 
-        ``connection`` identifies the transport connection for ``connection_ended``, ``owner`` the client behind it: a
-        session exists only for the client that made it or took it over. ``uses`` is False for a client that only
-        observes.
+        ``owner`` is the client behind the ``connection``, who has its sessions; ``uses`` is False if it only observes.
         """
         try:
             prelude = Prelude.unpack(frames[0] if frames else b"")
@@ -190,10 +183,7 @@ class HubProtocol:
         return None
 
     def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str, ends: bool) -> bool:
-        """True if the session request must be executed; otherwise this method answers it.
-
-        ``ends`` is True for a SEND that ends the RECEIVE before it.
-        """
+        """True if the session request must be executed, else it is answered; ``ends``: a SEND ends a RECEIVE."""
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
@@ -291,11 +281,7 @@ class HubProtocol:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def answer(self, request: Incoming, message: Any, frames: Sequence[Frame] = ()) -> None:
-        """Send the one reply to ``request``; the reply to a session's request is kept until the next request.
-
-        The frames are not copied. If they are views of memory, the caller MUST NOT change the memory before the
-        session's next request.
-        """
+        """Send and keep the reply; memory that ``frames`` view MUST NOT change before the session's next request."""
         body = b"" if isinstance(message, messages.Done) else messages.pack(message)
         self._reply(request, REPLY | request.op, body, frames)
 
@@ -328,7 +314,6 @@ class HubProtocol:
             self.failures[failure.code] += 1
 
     def refuse(self, peer: bytes, frames: Frames, failure: Failure) -> None:
-        """Answer a message of a client that is not admitted with a failure, and do nothing else."""
         with contextlib.suppress(RemoteProtocolError):
             self._refuse(peer, Prelude.unpack(frames[0] if frames else b""), failure)
 
@@ -377,7 +362,6 @@ class HubProtocol:
         return [token for token, link in self._links.items() if link.peer == peer and token not in self.leases]
 
     def peer_of(self, token: bytes) -> bytes | None:
-        """The session's peer; None if there is no such session or its lease runs."""
         link = self._links.get(token)
         return None if link is None or token in self.leases else link.peer
 

@@ -61,10 +61,7 @@ class Hello(Frozen):
 
 
 class Question(Frozen):
-    """A request without fields; its op is the question.
-
-    ``HEARTBEAT`` asks for the state of request ``seq`` of the prelude's session; the hub sends the reply to its sender.
-    """
+    """A request without fields; ``HEARTBEAT`` asks for the state of request ``seq`` of the prelude's session."""
 
 
 class Observe(Frozen):
@@ -388,10 +385,7 @@ def pack_rows(blobs: Iterable[Tuple[int, Any]]) -> bytes:
 
 
 def unpack_rows(frame: Any, rows: int) -> List[Tuple[int, bytes]]:
-    """The pairs of ``pack_rows``, at most ``rows`` of them, of rows in ``[0, rows)``; raises ``codec.DecodeError``.
-
-    Large values are views of the frame: a copy into new memory would cost more than to read them.
-    """
+    """The pairs of ``pack_rows``, of rows in ``[0, rows)``, large values as views; raises ``codec.DecodeError``."""
     view, start = memoryview(frame), 0
     pairs: List[Tuple[int, bytes]] = []
     while start < len(view):

@@ -12,24 +12,7 @@ from typing import Any, TypeVar
 
 from envhub.arena.spin import SPIN_US_MAX
 from envhub.errors import shortened
-from envhub.protocol.messages import (
-    Call,
-    Capacity,
-    Collect,
-    Failure,
-    Faults,
-    Hosting,
-    Made,
-    Make,
-    Observed,
-    Receive,
-    Recycle,
-    Reset,
-    Send,
-    SetAttr,
-    Shared,
-    TemplatesRequest,
-)
+from envhub.protocol import messages
 from envhub.values.codec import DecodeError
 
 ROWS_MAX = 1 << 20  # of a session: the arena's progress words have 20 bits for a row
@@ -54,7 +37,7 @@ M = TypeVar("M")
 
 # By message and field, the smallest and the largest number; a list's bounds apply to each item.
 REQUEST_BOUNDS: Bounds = {
-    Make: {
+    messages.Make: {
         "num_envs": (1, ROWS_MAX),
         "num_workers": (0, ROWS_MAX),
         "spin_us": (0, SPIN_US_MAX),
@@ -62,43 +45,43 @@ REQUEST_BOUNDS: Bounds = {
         "row_offset": ROW,
         "seeds": (-SEED_MAX, SEED_MAX),
     },
-    Faults: {
+    messages.Faults: {
         **dict.fromkeys(("restart_wait_s", "init_s", "reset_s", "step_s", "call_s", "close_s"), SECONDS),
         "restarts_max": (0, RESTARTS_MAX),
     },
-    Hosting: {"gpus": GPU, "memory_max": COUNT, "spares": (0, ROWS_MAX)},
-    Recycle: {"episodes": COUNT, "age_s": SECONDS, "memory_bytes": COUNT},
-    Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
-    Call: {"rows": ROW},
-    SetAttr: {"rows": ROW},
-    Collect: {"rows": ROW},
-    Send: {"rows": ROW},
-    Receive: {"min_envs": (1, ROWS_MAX)},
-    TemplatesRequest: {"numbers": COUNT},
+    messages.Hosting: {"gpus": GPU, "memory_max": COUNT, "spares": (0, ROWS_MAX)},
+    messages.Recycle: {"episodes": COUNT, "age_s": SECONDS, "memory_bytes": COUNT},
+    messages.Reset: {"seeds": (-SEED_MAX, SEED_MAX)},  # the env itself refuses a negative seed
+    messages.Call: {"rows": ROW},
+    messages.SetAttr: {"rows": ROW},
+    messages.Collect: {"rows": ROW},
+    messages.Send: {"rows": ROW},
+    messages.Receive: {"min_envs": (1, ROWS_MAX)},
+    messages.TemplatesRequest: {"numbers": COUNT},
 }
 
 _POLICIES = ("truncate", "raise")
 
 # By message and field, the allowed texts.
 REQUEST_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
-    Make: {
+    messages.Make: {
         "autoreset_mode": ("NextStep", "SameStep", "Disabled"),
         "observation_mode": ("same", "different", "first", "any"),
     },
-    Faults: {
+    messages.Faults: {
         **dict.fromkeys(("on_crash", "on_timeout", "on_exception"), _POLICIES),
         "on_invalid": (*_POLICIES, "pass"),
     },
-    Call: {"question": ("", "exists", "wrapped")},
+    messages.Call: {"question": ("", "exists", "wrapped")},
 }
 
 # The bounds of a hub's replies; a client refuses a reply that exceeds them.
 REPLY_BOUNDS: Bounds = {
-    Capacity: dict.fromkeys(("cpus", "cpus_free", "envs_free", "sessions_free"), COUNT),
-    Failure: {"env_index": ROW},
-    Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX), "steps": WORD},
-    Observed: {"num_envs": (1, ROWS_MAX), "steps": WORD},
-    Shared: {"info_bytes": (0, INFO_BYTES_MAX), "workers": (1, ROWS_MAX), "spin_us": (0, SPIN_US_MAX)},
+    messages.Capacity: dict.fromkeys(("cpus", "cpus_free", "envs_free", "sessions_free"), COUNT),
+    messages.Failure: {"env_index": ROW},
+    messages.Made: {"num_envs": (1, ROWS_MAX), "num_workers": (1, ROWS_MAX), "steps": WORD},
+    messages.Observed: {"num_envs": (1, ROWS_MAX), "steps": WORD},
+    messages.Shared: {"info_bytes": (0, INFO_BYTES_MAX), "workers": (1, ROWS_MAX), "spin_us": (0, SPIN_US_MAX)},
 }
 
 

@@ -45,11 +45,7 @@ def text_of(key: bytes) -> str:
 
 
 def key_of(text: str, keys: int = 1) -> bytes:
-    """The key, or this number of joined keys, in a text of ``text_of``.
-
-    Raises:
-        KeysError: the text is not a key; the message does not repeat the text, which may be a secret.
-    """
+    """The key, or ``keys`` joined ones, in a text of ``text_of``, which a ``KeysError`` does not repeat."""
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
@@ -60,7 +56,6 @@ def key_of(text: str, keys: int = 1) -> bytes:
 
 
 def secret_key_of(text: Secret[str]) -> Secret[bytes]:
-    """The secret key in a text of ``secret_text_of``; errors as in ``key_of``."""
     return Secret(key_of(text.reveal_secret()))
 
 
@@ -112,10 +107,9 @@ def read_secret(path: Path) -> Secret[str]:
 
 
 def read_private(path: Path) -> str:
-    """The text of a private file: one that only this user can read, or one of root's that also its group can read.
+    """The text of a file that only this user can read, or one of root's that also its group can; raises ``KeysError``.
 
-    It may be behind a link of this user's or root's. Kubernetes mounts a Secret as such files and links. PostgreSQL has
-    such a rule for its keys. Raises ``KeysError``.
+    It may be behind a link of this user's or root's: Kubernetes mounts a Secret as such files and links.
     """
     try:
         if sys.platform == "win32" and path.is_symlink():
@@ -153,7 +147,6 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def config_folder() -> Path:
-    """This user's folder for keys and the addresses of hubs; it need not exist yet."""
     given = os.environ.get("XDG_CONFIG_HOME")
     return (Path(given) if given else Path.home() / ".config") / "envhub"
 

@@ -101,13 +101,7 @@ _OWNER = struct.Struct("=16x64xII")  # the user and the inode in a struct inet_d
 
 
 def socket_owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> tuple[int, int] | None:
-    """The user id and the inode of the socket with this own end and this peer, each an IP address and a port.
-
-    If there is none, those of the socket that listens at ``own``. A socket that its process has closed has inode 0.
-
-    Returns:
-        None if there is no such socket, or the kernel does not answer.
-    """
+    """User id and inode (0 if closed) of the socket with these ends, or that listens at ``own``; None if unknown."""
     if sys.platform != "linux":
         return None
     try:

@@ -54,11 +54,7 @@ def open_socket(context: Context, kind: int, message_bytes_max: int, receive_que
 
 
 def _new_socket(context: Context, kind: int) -> Socket:
-    """A socket that the context knows before it is opened, so that ``Context.destroy`` always closes it.
-
-    ``Context.socket`` registers a socket after it has opened it. An interrupt before that leaves a socket that the
-    context does not know and that the interrupt's traceback keeps alive. ``Context.destroy`` would wait for its end.
-    """
+    """A socket that the context knows before it opens: an interrupt leaves none for which ``destroy`` would wait."""
     opened = zmq.Socket.__new__(zmq.Socket)
     context._add_socket(opened)
     opened.__init__(context, kind)  # type: ignore[misc]
@@ -66,10 +62,7 @@ def _new_socket(context: Context, kind: int) -> Socket:
 
 
 def begin_zero_copy(context: Context) -> None:
-    """Send a frame without a copy at once: at the first one pyzmq makes sockets and starts threads.
-
-    libzmq aborts a process that has no memory or descriptors for these, which is likelier later.
-    """
+    """Send a frame without a copy: pyzmq then starts threads, for which libzmq later might lack memory, and abort."""
     with context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
         ours.bind("inproc://zero-copy")
         theirs.connect("inproc://zero-copy")
@@ -93,11 +86,7 @@ def public_key(secret: Secret[bytes]) -> bytes:
 
 
 def ask_before_admitting(socket: Socket, secret: Secret[bytes] | None, domain: bytes) -> None:
-    """Have the addresses bound from now on admit only clients that the handler of this ZAP domain admits.
-
-    With ``secret``, the hub's key, clients must present keys, and connections are encrypted. Without a handler every
-    client is refused. Addresses bound before stay as they are.
-    """
+    """Have addresses bound from now on admit whom this ZAP domain's handler admits; with ``secret`` only by keys."""
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.ZAP_DOMAIN, domain)
     if secret is not None:
@@ -113,13 +102,8 @@ def present_keys(socket: Socket, keys: HubKeys) -> None:
 
 
 def open_monitor(socket: Socket, events: int) -> Socket:
-    """A socket that reports ``events`` of ``socket``, and queues them without a limit.
-
-    With a limit, as in ``get_monitor_socket``, libzmq's own thread would wait for a reader, and closing the socket
-    would wait for that thread. Each monitor has a new address, because libzmq frees an address some time after the
-    close.
-    """
-    address = f"inproc://monitor-{next(_monitors)}"
+    """A socket that reports ``events``, queued without a limit: libzmq's thread would wait for a reader."""
+    address = f"inproc://monitor-{next(_monitors)}"  # a new one: libzmq frees an address some time after the close
     socket.monitor(address, events)
     monitor = _new_socket(socket.context, zmq.PAIR)
     monitor.setsockopt(zmq.RCVHWM, 0)
@@ -129,10 +113,7 @@ def open_monitor(socket: Socket, events: int) -> Socket:
 
 
 def read_monitor(monitor: Socket, flags: int = 0) -> tuple[int, int]:
-    """Read a monitor's next event and its value. Raises ``zmq.Again``.
-
-    ``zmq.utils.monitor`` could read it too, but imports asyncio, which takes 30 ms.
-    """
+    """A monitor's next event and its value; ``zmq.utils.monitor`` imports asyncio for it. Raises ``zmq.Again``."""
     event, value = _MONITOR_EVENT.unpack(monitor.recv_multipart(flags)[0])
     return event, value
 
@@ -186,11 +167,7 @@ def _property(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int
 
 
 def seed_routing_ids() -> None:
-    """Make the routing ids of the next ROUTER begin at a random number.
-
-    libzmq (4.3.5) numbers its peers from ``rand()``, which it never seeds, and aborts if a peer has chosen the next
-    number as its own id. So any peer that can guess the numbers could end the hub.
-    """
+    """Make routing ids begin at a random number: libzmq (4.3.5) aborts if a peer has chosen the next one as its own."""
     ctypes.CDLL(None).srand(ctypes.c_uint(int.from_bytes(os.urandom(4), "little")))
 
 
@@ -201,12 +178,7 @@ _MONITORED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
 class Router:
-    """The ROUTER of one hub, and its monitor. It owns both, and their context.
-
-    Attributes:
-        descriptor: readable when the ROUTER may have a message.
-        monitor_descriptor: likewise, of the monitor.
-    """
+    """The ROUTER of one hub, its monitor and their context; a descriptor is readable if there may be a message."""
 
     def __init__(self) -> None:
         self.context: Any = None  # of libzmq

@@ -148,10 +148,7 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
-    """The value in bytes or any buffer that ``encode`` made; arrays are new and writable. Raises ``DecodeError``.
-
-    ``allow_pickle`` unpickles ``PICKLE`` values. Never use it for bytes from a network.
-    """
+    """Decode into new, writable arrays; raises ``DecodeError``. Never use ``allow_pickle`` for bytes from a network."""
     return _Decoder(allow_pickle).unpack(blob)
 
 
@@ -206,10 +203,7 @@ def decode_header(blob: Any, limits: HeaderLimits = KNOWN) -> Any:
 
 
 def check_header(blob: Any, limits: HeaderLimits) -> None:
-    """Refuse a header that exceeds the limits, before it is decoded; raises ``DecodeError``.
-
-    The work is bounded by ``limits.items_max``, for a header of any length.
-    """
+    """Refuse a header over the limits before it is decoded, by work that they bound; raises ``DecodeError``."""
     view = memoryview(blob).cast("B")
     pending = [1]  # for each list and map around the next item, how many items remain
     at = items = unread_bytes = 0
@@ -306,7 +300,6 @@ class _Encoder:
     """Turns values into types that msgpack packs, and extension types."""
 
     def __init__(self, unknown: Unknown, at_once: bool = True) -> None:
-        """Encode other values by ``unknown``; ``at_once`` leaves containers of plain values to msgpack."""
         self._unknown = unknown
         self._at_once = at_once
         self._faithful = unknown in _FAITHFUL

@@ -70,10 +70,7 @@ class Compressor:
 
 
 def decompressor(method: str) -> Callable[[Any, int], Any]:
-    """The function that restores a frame of a given size, and returns one that has this size already as it is.
-
-    That function raises ``DecodeError`` for a frame of another method or size. Raises ``ImportError``.
-    """
+    """A function that restores a frame to a size, or raises ``DecodeError``; itself raises ``ImportError``."""
     _, restore = _MAKERS[method]()
 
     def decompress(frame: Any, size: int) -> Any:

@@ -39,10 +39,7 @@ def specs(package: Any = api) -> Mapping[str, Any]:
 
 
 def interface(made: Any) -> str:
-    """The interface that ``made`` has, perhaps in part: ``GYMNASIUM``, ``DM_ENV`` or ``PARALLEL``. Imports nothing.
-
-    An env of Gymnasium has spaces as attributes, a parallel env of PettingZoo has methods of these names.
-    """
+    """The interface that ``made`` has in part; a parallel env of PettingZoo has methods of the spaces' names."""
     if callable(getattr(made, "observation_space", None)):
         return PARALLEL
     # The order matters: wrappers of Gymnasium 0.29 warn about attributes that their env does not have.
@@ -89,10 +86,7 @@ def unfit(made: Any) -> str:
 
 
 def pickled(spec: Any) -> bytes:
-    """A pickled entry of the registry, equal in all processes that have the same entry; raises ``Exception``.
-
-    It is a pair: the entry without its callables, and a map from field to callable, each pickled separately.
-    """
+    """A registry entry without its callables, and those, each pickled, equal in all processes; raises ``Exception``."""
     entry_points = {name: getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")}
     callables = {name: each for name, each in entry_points.items() if callable(each)}
     if callables:

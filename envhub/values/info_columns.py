@@ -169,10 +169,7 @@ class BatchWriter:
         self._forms: dict[tuple[Any, ...], tuple[int, int, list[np.ndarray]] | None] = {}
 
     def write(self, columns: dict[str, Any], first: Callable[[], dict[str, Any]]) -> tuple[int, int]:
-        """Write the infos; return the template's number and the length of each row, or zeros if they do not fit.
-
-        ``first`` returns the info of the first env, which decides on the types.
-        """
+        """Write the infos; return template and length, or zeros. The info of the ``first`` env decides on the types."""
         arrays: list[np.ndarray] = []
         form = tuple(_form_of(columns, arrays))
         if form not in self._forms:

@@ -18,12 +18,7 @@ import cloudpickle
 
 
 def is_importable(name: str) -> bool:
-    """True if an import of the name in another process gives the same module as in this one.
-
-    It does not for a module without a file, nor for one that ``spec_from_file_location``, or pytest in its importlib
-    mode, loaded from outside ``sys.path`` or under another name. A compiled module counts as importable, because it
-    cannot go by value.
-    """
+    """True if an import of the name in another process gives the same module; a compiled one cannot go by value."""
     module = sys.modules.get(name)
     if module is None or name == "__main__":
         return True  # pickles always take the functions of these by value
@@ -138,10 +133,7 @@ class Unsendable:
 
 
 def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: BaseException) -> str:
-    """A sentence with the path from a value, ``named`` so, to the part that ``dumps`` cannot pickle, and a remedy.
-
-    ``error`` is that of pickling the value itself, for a path without parts.
-    """
+    """A sentence with the path from ``value``, ``named`` so, to the part that ``dumps`` cannot pickle, and a remedy."""
     steps = _Search(value, dumps).path
     culprit = steps[-1][1] if steps else value
     why = (_failure(culprit, dumps) if steps else None) or error

@@ -147,11 +147,7 @@ def nearest(space: Any, pickled: bool = False) -> Any:
 
 
 def build(description: Description, bytes_max: int = SPACE_BYTES_MAX) -> Any:
-    """Build the space from its description by ``describe``.
-
-    The sizes are checked first: a bound that is one value takes few bytes even for a huge space. Raises
-    ``UnsupportedSpace``.
-    """
+    """The space of a description, sizes checked first: few bytes may mean a huge one. Raises ``UnsupportedSpace``."""
     try:
         element_bytes = sizes(description)
     except Exception as error:
@@ -314,10 +310,7 @@ def leaves(space: Any) -> list[Leaf]:
 
 
 def structure(space: Any) -> Any:
-    """The nesting and the leaves of a space; both must be equal in spaces whose elements are batched together.
-
-    The order of keys does not matter, as in Gymnasium. Object leaves are equal if their classes are.
-    """
+    """The nesting and leaves that spaces batched together have in common; the order of keys does not matter."""
     if isinstance(space, gym_spaces.Dict):
         return {key: structure(sub) for key, sub in space.spaces.items()}
     if isinstance(space, gym_spaces.Tuple):
@@ -326,10 +319,7 @@ def structure(space: Any) -> Any:
 
 
 def flatten(space: Any, value: Any) -> list[Any]:
-    """The parts of an element or a batch of the space in the order of its leaves.
-
-    Raises ``KeyError``, ``TypeError`` or ``ValueError``.
-    """
+    """The parts in the order of the leaves; raises ``KeyError``, ``TypeError`` or ``ValueError``."""
     if isinstance(space, gym_spaces.Dict):
         return [part for key, sub in space.spaces.items() for part in flatten(sub, value[key])]
     if isinstance(space, gym_spaces.Tuple):
@@ -396,10 +386,7 @@ def _same_structure(space: Any, wanted: Any) -> bool:
 
 
 def check_action_space(space: Any, wanted: Any, observation_mode: str = "same") -> None:
-    """Refuse an action space that is not the session's; raises ``SpacesDiffer`` in Gymnasium's words.
-
-    With the observation modes ``"first"`` and ``"any"`` it may have other bounds.
-    """
+    """Refuse an action space that is not the session's, but for bounds in some modes; raises ``SpacesDiffer``."""
     fits = _same_structure(space, wanted) if observation_mode in ("first", "any") else _equal(space, wanted)
     if not fits:
         raise SpacesDiffer(
@@ -419,10 +406,7 @@ def _equal(space: Any, wanted: Any) -> bool:
 
 
 def misfit(space: Any, value: Any, name: str) -> str:
-    """Describe the first part of ``value`` that does not fit ``space``; empty if all parts do.
-
-    The parts are named as Python does: ``observation['camera'][0]``, where ``name`` is ``observation``.
-    """
+    """The first part that does not fit, named as Python does, such as ``observation['camera'][0]``; or empty."""
     if isinstance(space, gym_spaces.Dict):
         if not isinstance(value, Mapping):
             return f"{name} is {_kind(value)}, and its space has the keys {', '.join(map(repr, space.spaces))}"

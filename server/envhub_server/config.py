@@ -124,7 +124,6 @@ def _quota() -> tuple[int, int]:
 
 
 def memory_available_bytes() -> int:
-    """The bytes of memory that are left: on the machine, and in the cgroup of a container."""
     limits = [1 << 50]
     if (available := counter(MEMINFO, "MemAvailable:")) is not None:
         limits.append(available * 1024)
@@ -135,7 +134,6 @@ def memory_available_bytes() -> int:
 
 
 def processes_left() -> int:
-    """The processes that may still be started, at least: by the user's limit, and in the cgroup of a container."""
     limit, limits = resource.getrlimit(resource.RLIMIT_NPROC)[0], [1 << 20]
     if limit != resource.RLIM_INFINITY:
         # It counts the machine's processes, also those of other users.
@@ -195,10 +193,7 @@ OPTIONS, KEYS_OF_ENVS = kinds_of(HubOptions), kinds_of(EnvSettings)
 
 
 def read_hub_file(path: Path) -> tuple[dict[str, Any], dict[str, EnvSettings]]:
-    """The options that a file has, and the settings of each env by the name under which it is offered.
-
-    Raises ``OptionError``.
-    """
+    """A file's options, and each env's settings by the name under which it is offered; raises ``OptionError``."""
     try:
         content = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:

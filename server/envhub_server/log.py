@@ -35,10 +35,7 @@ class NonblockingWriter:
         return any(events & ~select.POLLOUT for _, events in self._poll.poll(0))
 
     def write(self, raw: bytes) -> int:
-        """Write as much of ``raw`` as fits now; returns the number of bytes written, from its start.
-
-        Lines of up to ``PIPE_BUF`` bytes, with which ``raw`` begins, reach a pipe whole or not at all.
-        """
+        """Write what fits now, and return its length; lines of up to ``PIPE_BUF`` reach a pipe whole or not."""
         start = 0
         while start < len(raw):
             most = start + select.PIPE_BUF
@@ -157,7 +154,6 @@ def _own_logger() -> Any:
 
 
 def writes_json() -> bool:
-    """True if this process writes its log as JSON, and not for people on a terminal or by a program's own structlog."""
     return _level is not None and not os.isatty(2)
 
 
@@ -170,12 +166,10 @@ def json_line(event: str, **fields: Any) -> bytes:
 
 
 class Logger:
-    """Logs by structlog, with these fields in each line.
+    """Logs by structlog, under this name, with these fields in each line.
 
-    An event is its name, and a sentence in a comment at its call, ``# Event: ...``, of which
-    the table in ``server/docs/monitoring.md`` is made. Equal lines are written once in ``LIMIT_S``, or those that are
-    equal in the fields ``once_per``. The ``name`` of a logger is for a program that runs ``envhub.serve`` and
-    configures structlog for itself.
+    A comment at a call, ``# Event: ...``, says what the event is, for the table in ``server/docs/monitoring.md``. Equal
+    lines, or those equal in the fields ``once_per``, are written once in ``LIMIT_S``.
     """
 
     def __init__(self, name: str, **fields: Any) -> None:

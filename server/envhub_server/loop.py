@@ -26,11 +26,7 @@ LAG_MIN_S = 0.0001  # the shortest lag that callers note
 
 
 class Clock:
-    """Seconds in which this process was not stopped.
-
-    A hub that was stopped (SIGSTOP, a paused machine) must not find, when it wakes, that every lease and deadline has
-    passed: it read no message of a client or worker meanwhile.
-    """
+    """Seconds in which this process was not stopped: else, after SIGSTOP, every lease and deadline would be over."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -127,7 +123,6 @@ class Poller:
         self.wait: Callable[[float | None], Ready] = self._epoll.poll
 
     def handle(self, ready: Ready) -> None:
-        """Call the source of each descriptor that has one."""
         sources = self._sources
         wanted = [*map(sources.get, map(_DESCRIPTOR, ready))]
         for (descriptor, _), source in zip(ready, wanted, strict=True):
@@ -184,9 +179,7 @@ class Signals:
 def handled(
     poller: Poller, on_named: Callable[[str], None], on_child: Callable[[], None], is_served: bool
 ) -> Iterator[None]:
-    """Within the context, call ``on_named`` with a signal's name, and ``on_child`` when a child process has ended.
-
-    Signals to a hub that is not served, but belongs to a program, mean the program: only ``on_child`` is called.
+    """Within the context, call ``on_named`` with a signal's name, if the hub is served, and ``on_child`` for SIGCHLD.
 
     A process that got a signal to stop is about to end by itself: after the context it ignores these signals.
     """
@@ -210,18 +203,9 @@ def handled(
 
 
 class BackgroundThread:
-    """Does what the loop does not wait for, one piece of work after the other, and reports each to the loop.
-
-    Attributes:
-        waiting: what is to be done, and what is called in the loop then.
-    """
+    """Does what the loop does not wait for, in turn; ``waiting`` has each work, and what the loop calls then."""
 
     def __init__(self, poller: Poller, name: str) -> None:
-        """The thread of this name begins with the first piece of work.
-
-        Raises:
-            OSError: there is no descriptor left.
-        """
         self._poller, self._name = poller, name
         self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
         self._changed = threading.Condition()
@@ -232,11 +216,7 @@ class BackgroundThread:
         poller.register(self._bell, self)
 
     def do(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Do the work, which raises nothing, in the thread; then ``done`` is called in the loop.
-
-        Raises:
-            RuntimeError: there is no thread left.
-        """
+        """Do ``work``, which raises nothing, then call ``done`` in the loop. ``RuntimeError``: no thread is left."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
@@ -261,7 +241,6 @@ class BackgroundThread:
             del work, done  # they hold observations or traces, and the next ones may never come
 
     def on_ready(self, descriptor: int) -> None:
-        """Report what is done."""
         os.eventfd_read(self._bell)
         self._report()
 

@@ -200,7 +200,6 @@ def name_beginning(env: str, drawn: str) -> str:
 
 
 def files_in(folder: Path, suffix: str = SUFFIX) -> list[tuple[Path, os.stat_result]]:
-    """All regular files with this suffix, the newest first."""
     files = []
     for path in folder.glob(f"*{suffix}"):
         with contextlib.suppress(FileNotFoundError):  # another hub has removed it
@@ -210,11 +209,7 @@ def files_in(folder: Path, suffix: str = SUFFIX) -> list[tuple[Path, os.stat_res
 
 
 def keep(folder: Path, name: str, blob: bytes, bytes_max: int) -> None:
-    """Write a file under this name, whole or not at all; remove the oldest beyond ``bytes_max`` or ``FILES_MAX``.
-
-    Only files that hubs have named are counted and removed, with those that were left unfinished by a hub's end. Raises
-    ``OSError``.
-    """
+    """Write a file, whole or not at all; remove the oldest of hubs beyond the limits. Raises ``OSError``."""
     if len(blob) > bytes_max:
         raise OSError(f"{len(blob)} bytes are more than replays_bytes_max={bytes_max}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -37,11 +37,7 @@ log = Logger("envhub.hub")
 
 
 def check_folders(registry: Registry) -> None:
-    """Check by folders' modes that only the hub's user and root can write the modules that workers import.
-
-    Warns of folders of other users, of those in ``PYTHONPATH``, and of those from which nothing has to be imported.
-    Raises ``UnsafeFolder``.
-    """
+    """Raise ``UnsafeFolder`` if another user may write what workers import, by its mode; warn of other folders."""
     warned: dict[str, str] = {}
     for key in registry.interpreters:
         named = _named_by_operator(key)
@@ -131,10 +127,7 @@ def check_config(config: HubConfig) -> None:
 
 
 def check_package(config: HubConfig) -> None:
-    """Refuse a hub whose only env is of a package that does not exist. Of several, a worker finds out later.
-
-    Raises ``EnvNotFound``.
-    """
+    """Raise ``EnvNotFound`` if the only env is of a package that does not exist; of several, a worker sees it."""
     registry = config.registry()
     if factory := registry.lone_factory():
         package = factory.partition(":")[0].partition(".")[0]
@@ -183,10 +176,7 @@ def run_hub(
     zygote: ZygoteProcess | None = None,
     listed: Callable[[Hub], None] = lambda hub: None,
 ) -> None:
-    """Open a hub, call ``ready``, serve until the hub is stopped, and leave nothing behind; raises as ``serve``.
-
-    The process must be prepared. A zygote that was started before is the hub's first.
-    """
+    """Serve in this prepared process until the hub is stopped, and leave nothing behind; raises as ``serve``."""
     hub = Hub(config, zygote, listed)
     with hub.opened():
         ready(hub)

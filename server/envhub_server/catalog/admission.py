@@ -33,10 +33,7 @@ PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}
 def admitted(
     make: Make, config: HubConfig, registry: Registry, envs: int, deploys: bool, names: Sequence[str] | None = None
 ) -> Recipe | Failure:
-    """The recipe of the requested env, or the failure that refuses the session.
-
-    ``envs`` are in use; a client that ``deploys`` may pass any arguments, and factories where the hub takes them.
-    """
+    """The recipe of the env, or the failure that refuses it; who ``deploys`` may pass any arguments, and code."""
     if make.num_envs > config.envs_per_session_max:
         text = f"num_envs={make.num_envs} is more than envs_per_session_max={config.envs_per_session_max}"
         return Failure("limit", "hub", text)
@@ -87,7 +84,6 @@ def admitted(
 
 
 def excess(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
-    """Describe the settings of a shared hub's client that the operator does not allow; empty if there are none."""
     if (wanted.spares or 0) > max(spares_max, allowed.spares or 0):
         return f"spares={wanted.spares}: this hub makes at most spares_max={spares_max} of a session ahead"
     if wanted.shares_process and allowed.shares_process is False:
@@ -103,11 +99,7 @@ def excess(wanted: Hosting, allowed: Hosting, spares_max: int) -> str:
 
 
 def hosting_of_session(wanted: Hosting, allowed: Hosting, session: int) -> Hosting:
-    """The workers' settings in the session of this number.
-
-    Each session begins with the next one of the operator's devices, so that sessions of one worker share them all.
-    A worker is recycled by what comes first, the operator's limits or the client's.
-    """
+    """The workers' settings in this session; each begins with the operator's next device, so that all are shared."""
     first = session % max(1, len(allowed.gpus))
     asked = {name: value for name, value in vars(wanted).items() if value is not None}
     asked["gpus"] = wanted.gpus or allowed.gpus[first:] + allowed.gpus[:first]

@@ -94,7 +94,6 @@ class Listing:
                         log.info("env_starting", env=name, why=stage)
 
     def _stage(self, number: int) -> tuple[str, Collection[str]]:
-        """Long work of a worker, and the names of the envs that wait for it."""
         key = self._keys[number]
         if at := self._supervisor.starting(key):
             return at, self._registry.names(key)

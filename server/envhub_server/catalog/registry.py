@@ -126,10 +126,7 @@ NO_SETTINGS = EnvSettings()
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe of an env: ``gymnasium.make(name)`` after importing ``modules``, or the factory ``entry``.
-
-    ``arguments`` are those that any client may give any value, and ``settings`` what the operator says of the env.
-    """
+    """Recipe of an env: made by ``name`` after importing ``modules``, or by the factory ``entry``."""
 
     name: str
     modules: tuple[str, ...] = ()
@@ -140,10 +137,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class _Entry:
-    """Offer under ``name``, which may be a pattern of ids.
-
-    It is the factory ``factory``, or else the id ``id``; if both are empty, the id that was asked for.
-    """
+    """An offer under ``name``, perhaps a pattern of ids: of ``factory``, else ``id``, else the id asked for."""
 
     name: str
     id: str = ""
@@ -168,15 +162,11 @@ class EnvNotFound(ValueError):
 
 
 class Registry:
-    """The entries of a hub.
+    """The entries of a hub, with a table of settings for each other env; an entry comes before a table.
 
-    An entry is a Gymnasium id (``CartPole-v1``), an id with the module that registers it (``ale_py:ALE/Pong-v5``), a
-    pattern of ids (``ALE/*``, ``ale_py:ALE/*``), or ``name=module:factory``. Without entries, every registered id. The
-    operator's file has a table of settings for each other env. An entry comes before a table, and the first that
-    matches a name decides. What clients may pass to envs without the right to deploy is declared as
-    ``name=argument,argument``, where the name may be a pattern, too. Where no table says otherwise, envs have the
-    interpreter and the rendering of ``defaults``. ``vector`` says whether the entries are vector envs. Raises
-    ``ValueError``.
+    An entry is an id (``CartPole-v1``), perhaps with its module (``ale_py:ALE/Pong-v5``), a pattern (``ALE/*``), or
+    ``name=module:factory``; without any, every registered id. ``arguments``, as ``name=argument,argument``, are what
+    clients may pass without the right to deploy. ``vector``: the entries are vector envs. Raises ``ValueError``.
     """
 
     def __init__(
@@ -238,10 +228,7 @@ class Registry:
         return Recipe("", settings=replace(self._defaults, vector=vector))
 
     def find(self, name: str) -> Recipe | None:
-        """The recipe for a requested name, or None if the hub does not offer it.
-
-        A client may put the module before the id, as ``gymnasium.make`` allows, but names no module of its own choice.
-        """
+        """The recipe of a name, which may begin with its own module, as for ``gymnasium.make``, and no other one."""
         module, _, bare = name.rpartition(":")
         if bare.startswith("EnvHub/"):
             return None  # an env of another hub, or of this one
@@ -255,7 +242,6 @@ class Registry:
         return None
 
     def offered(self, registered: Mapping[InterpreterKey, Sequence[str]]) -> list[str]:
-        """Every name that the entries offer, given the registered ids of each interpreter that can be used."""
         named: set[str] = set()
         for entry in self._entries:
             ids = registered.get(entry.settings.interpreter)
@@ -277,23 +263,17 @@ class Registry:
         return [*dict.fromkeys(near)][:NEAREST_MAX]
 
     def example(self, ready: Sequence[str]) -> str:
-        """The name of one of these envs, which are ready: the operator's first, else a known one; empty without any."""
         return next((name for name in (*self._literal_names(), *EXAMPLES, *ready) if name in ready), "")
 
     def _literal_names(self) -> list[str]:
         return [entry.name for entry in self._entries if entry.literal]
 
     def unmatched(self, key: InterpreterKey, registered: Sequence[str]) -> dict[str, str]:
-        """The entries of this interpreter that match no id, given its registered ids, each with why and what to do."""
         unknown = [entry for entry in self._of(key) if not entry.exists(registered)]
         return {entry.name: self._why_unmatched(entry, registered, key.python or sys.executable) for entry in unknown}
 
     def impossible(self, key: InterpreterKey, registered: Sequence[str], imported: bool) -> str:
-        """The reason why an entry of this interpreter can never name an id, given its registered ids; empty if all may.
-
-        Only the hub's own interpreter stays as it is while the hub serves. Where not all modules were ``imported``, an
-        entry may name one that is not there.
-        """
+        """The reason why an entry can never name an id; unless all is ``imported``, of one without a module."""
         unmatched = {} if key.is_other else self.unmatched(key, registered)
         sure = imported or len(self._entries) == 1
         entries = (entry for entry in self._of(key) if entry.name in unmatched)

@@ -42,12 +42,7 @@ Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, ea
 
 
 class Access:
-    """Client of each connection of one hub, and the connections to end.
-
-    Attributes:
-        connections_ended: how many connections the hub has ended.
-        handshakes_unfinished: how many clients have left before they had shown, or failed to show, a key.
-    """
+    """Client of each connection of one hub, and the connections to end."""
 
     def __init__(self, keys: Path | None, insecure: bool, unread_bytes_max: int) -> None:
         self._unread_bytes_max = unread_bytes_max
@@ -62,7 +57,8 @@ class Access:
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
         self.server_key = b""  # the hub's public key, once its tcp addresses are guarded by it
-        self.connections_ended = self.handshakes_unfinished = 0
+        self.connections_ended = 0  # by the hub
+        self.handshakes_unfinished = 0  # of clients that left before they had shown, or failed to show, a key
         self.connections = Connections()  # those that there are
         self._check_keys_s = math.inf
         self._unknown_key_s = 0.0  # when an unknown key is a reason to look again
@@ -96,7 +92,6 @@ class Access:
         sockets.ask_before_admitting(router, secret, DOMAIN)
 
     def bound(self, address: str) -> None:
-        """See that a tcp address, which is bound by now, refuses strangers where there are keys."""
         if self.authenticator is not None and self._keys is not None:
             self.authenticator.prove(address, self.server_key)
 
@@ -117,11 +112,7 @@ class Access:
         return self._asked is not None
 
     def answer(self, now_s: float) -> bool:
-        """Answer what libzmq has asked; all connections that it has accepted by now must have been noted.
-
-        Returns False, and answers nothing yet, while there are connections of others, which the hub has shut down; and
-        where nothing was asked.
-        """
+        """Answer libzmq, with all accepted connections noted; False if nothing was asked, or others are there."""
         if self.authenticator is None or self._asked is None:
             return False
         others = self.connections.others
@@ -170,7 +161,6 @@ class Access:
             self.authenticator.handshake_failed(ended.host)
 
     def ended(self, descriptor: int, now_s: float) -> None:
-        """Forget a connection, and note the end of a client's last one."""
         connection = self.connections.get(descriptor)
         self.connections.ended(descriptor, now_s)
         if connection is None:
@@ -279,7 +269,6 @@ class Access:
         return ends
 
     def next_s(self) -> float:
-        """Time of the next call of ``check``; infinity where nothing depends on time."""
         if self._asked is not None and not self.connections.others:
             return 0.0  # the client that waits can be answered
         return min(self.connections.next_s(), self._check_keys_s, self._refuse_s)

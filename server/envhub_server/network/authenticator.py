@@ -66,7 +66,6 @@ class Authenticator:
         return frames[6] != self._throw_away and frames[6] not in self._folder.holders
 
     def answer(self, frames: list[bytes], others_connected: bool, now_s: float) -> None:
-        """Answer what libzmq asked; ``others_connected`` says whether another user's process is connected."""
         user = self._admitted(frames, others_connected, now_s)
         status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
         request = frames[1] if len(frames) > 1 else b""
@@ -80,13 +79,8 @@ class Authenticator:
                 return ANYONE
             if frames[5] == b"NULL" and not others_connected:
                 return OWN
-            self.refused += 1
-            host, why = (
-                frames[3].decode("ascii", "replace"),
-                "another user is connected; serve with --keys to admit others",
-            )
-            # Event: A client was not let in: it has no known key, or one for another hub.
-            log.warning("client_refused", host=host, why=why, audit=True)
+            why = "another user is connected; serve with --keys to admit others"
+            self.handshake_failed(frames[3].decode("ascii", "replace"), why)
             return ""
         if len(frames) != 7 or frames[5] != b"CURVE":
             return ""
@@ -99,6 +93,7 @@ class Authenticator:
     def handshake_failed(self, host: str, why: str = "no key, or one for another hub") -> None:
         """Note that a client from there was refused; by libzmq itself, if it has no key or not this hub's."""
         self.refused += 1
+        # Event: A client was not let in: it has no known key, or one for another hub.
         log.warning("client_refused", host=host, why=why, audit=True)
 
     def denied(self, host: str) -> None:

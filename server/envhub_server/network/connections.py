@@ -180,9 +180,8 @@ class Connections:
     ) -> list[KnownConnection]:
         """The connections by which most came of those clients who have sent more than the hub may keep unread.
 
-        libzmq hands over a message once it is whole, and limits a frame, not a message: so what has come since the hub
-        last read a message may all belong to a message that never ends. ``sent`` gives None for ipc; ``bytes_max`` is
-        for each client, and for all together that have sent no message yet.
+        libzmq limits a frame, not a message: what has come since the last message may be one that never ends. ``sent``
+        gives None for ipc; ``bytes_max`` is for each client, and for all together that have sent no message yet.
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}
         for each in self._by_descriptor.values():
@@ -238,8 +237,9 @@ class Connections:
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:
         """The connections of clients whose keys are not among these any more, or are another's or with other rights."""
-        holding = [each for each in self._by_descriptor.values() if each.key and each.holder is not None]
-        return [each for each in holding if _admitted_as(holders.get(each.key)) != _admitted_as(each.holder)]
+        rights = {key: (holder.name, holder.right) for key, holder in holders.items()}
+        holding = ((each, each.holder) for each in self._by_descriptor.values() if each.key)
+        return [each for each, of in holding if of is not None and rights.get(each.key) != (of.name, of.right)]
 
 
 def _note(peers: dict[bytes, float], peer: bytes, now_s: float) -> None:
@@ -247,10 +247,6 @@ def _note(peers: dict[bytes, float], peer: bytes, now_s: float) -> None:
     while len(peers) >= GONE_MAX:
         del peers[next(iter(peers))]
     peers[peer] = now_s + GONE_S
-
-
-def _admitted_as(holder: Holder | None) -> tuple[str, str] | None:
-    return None if holder is None else (holder.name, holder.right)
 
 
 def copied(descriptor: int) -> socket.socket:
@@ -264,7 +260,7 @@ def copied(descriptor: int) -> socket.socket:
 
 
 def is_others(descriptor: int) -> bool:
-    """True if this is a tcp connection of this machine whose peer is not, for certain, a process of this user."""
+    """True if this tcp connection's peer is not, for certain, a process of this user on this machine."""
     try:
         connection = copied(descriptor)
     except OSError:
@@ -290,7 +286,6 @@ def kernel_tells() -> bool:
 
 
 def bytes_sent(descriptor: int) -> int | None:
-    """The bytes that the peer of a tcp connection has sent so far; None where it is no tcp connection."""
     try:
         with copied(descriptor) as connection:
             return tcp_facts(connection)[1]
@@ -310,11 +305,7 @@ log = Logger("envhub.hub")
 
 
 def silent_s(descriptor: int) -> float:
-    """The seconds since the peer of this connection last sent data; 0 where they are not known.
-
-    For a peer on this machine they are infinity if its process is stopped, else 0. libzmq owns the descriptor, which
-    may be another connection's by now: ``ClientLiveness.ended`` corrects the mistakes that follow.
-    """
+    """Seconds since the peer sent data, 0 if unknown; on this machine infinity if its process is stopped, else 0."""
     try:
         with copied(descriptor) as connection:
             if connection.family == socket.AF_UNIX:
@@ -368,12 +359,10 @@ class ClientLiveness:
                 yield token, peer
 
     def lost(self, token: bytes, now_s: float) -> None:
-        """Report that the session's client was probed and could not be reached."""
         self._suspects = [suspect for suspect in self._suspects if suspect[1] != token]
         self._lose(token, now_s, "its connection has ended")
 
     def check(self, now_s: float, beats_s: Mapping[bytes, float], at_once: bool = False) -> None:
-        """Find silent clients, if it is time to, or ``at_once``."""
         if now_s < self._check_s and not at_once:
             return
         limits_s = {token: BEATS_MAX * heartbeat_s for token, heartbeat_s in beats_s.items() if heartbeat_s > 0}

@@ -102,11 +102,7 @@ class KeyFolder:
                 raise KeysError(f"another user could replace {folder}, since {weakness}: keep the keys elsewhere")
 
     def refresh(self) -> list[tuple[str, str]]:
-        """Read again the files that have changed; of an unusable one, which is logged, the old keys stay admitted.
-
-        Returns:
-            For each client whose file has changed, its name and how that changed what it may.
-        """
+        """Read changed files; return each client, and how what it may changed. Old keys of an unusable file stay."""
         before = self._read
         self._log_problems(self._load())
         changed = [name for name in sorted({*before, *self._read}) if before.get(name) != self._read.get(name)]
@@ -123,7 +119,7 @@ class KeyFolder:
                 log.warning("keys_unreadable", why=why, note="the file is passed over")
 
     def _load(self) -> list[str]:
-        """Read the files that have changed; returns what is wrong with the folder and with any file."""
+        """Read the files that have changed; return what is wrong."""
         try:
             states = self._states()
         except OSError as error:
@@ -180,11 +176,7 @@ class KeyFolder:
         return _read_client(self._file(name))
 
     def add(self, name: str, key: bytes, right: str | None = None) -> None:
-        """Admit a public key for a client, with this right; a client that exists gets a second key.
-
-        Without a right, a client that exists keeps its own, and a new one may use the hub. Files of other clients that
-        cannot be used are left out. Raises ``KeysError``.
-        """
+        """Admit a key; without a right a client keeps its own, and a new one may use. Raises ``KeysError``."""
         with self._locked():
             self._check_owners()
             states = self._states()
@@ -259,11 +251,7 @@ class _ClientFile:
 
 
 def _is_of_mounted_secret(folder: Path, status: os.stat_result) -> bool:
-    """True if a folder is that of a Secret which Kubernetes mounts: root's, sticky, and for reading only here.
-
-    A mount for reading only does not keep others from writing through another mount of the same folder. But in a sticky
-    folder they cannot replace root's files. With an ``fsGroup`` the folder also gives its group to new files.
-    """
+    """True for a Secret that Kubernetes mounts: root's, read-only, and sticky, so that its files stay those of root."""
     mode = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID
     return status.st_uid == 0 and mode == 0o1777 and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 

@@ -31,11 +31,7 @@ log = Logger("envhub.hub")
 
 
 class Listener:
-    """The addresses of one ROUTER, and those of tcp that its proxy has.
-
-    libzmq binds an ipc path that another hub listens on without an error, and so steals it. A lock file keeps two hubs
-    apart, and distinguishes the socket file of a dead hub from that of a living one.
-    """
+    """The addresses of one ROUTER and of its proxy; a lock file guards a path, which libzmq would steal from a hub."""
 
     def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
         self._router = router
@@ -144,11 +140,7 @@ class Listener:
         self._locks.append((lock, descriptor))
 
     def shut(self) -> None:
-        """Accept no new ipc connections; the existing ones go on.
-
-        Unbinding would end these, too. Until ``open``, a socket with a full queue takes the path of the ROUTER's: a
-        client that finds no socket, or is refused, must think that the hub is lost.
-        """
+        """Accept no new ipc connections until ``open``: a full socket takes the path, so that clients wait there."""
         for path, (blocker, client) in self._blockers.items():
             temporary = _full_path(path)
             try:

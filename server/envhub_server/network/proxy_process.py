@@ -165,7 +165,6 @@ class Link:
         words[at + STATE] = state | _STATES.get(frames.full, 0) | (DENIED if self._answers.denied else 0)
 
     def look(self, now_s: float) -> None:
-        """See what the hub has read meanwhile; and whether a client lives of which nothing is read for now."""
         if self._linger_s:
             if self._linger_s < now_s:
                 self.close()
@@ -287,16 +286,7 @@ class Proxy:
     """All connections of one hub. ``handlers``: of each descriptor that is waited for."""
 
     def __init__(self, name: str, curve: bool, frames_max: int, bytes_max: int, descriptors: Sequence[int]) -> None:
-        """Make a proxy that accepts nothing yet.
-
-        Args:
-            name: with which the names of its connections to the hub begin.
-            curve: whether CURVE encrypts what clients send.
-            frames_max: that may pass of a client and are not read.
-            bytes_max: of these frames.
-            descriptors: of a socket to the hub, which ends when the hub is about to; of the socket on which the hub
-                listens; of the page; and of the addresses.
-        """
+        """``descriptors``: a socket to the hub, which ends as it does; the hub's listener; the page; the addresses."""
         control, hub, page, *listeners = descriptors
         self._control = socket.socket(fileno=control)
         self._control.setblocking(False)
@@ -470,10 +460,7 @@ class Proxy:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the proxy: ``HUB_PID NAME CURVE FRAMES_MAX BYTES_MAX CONTROL_FD HUB_FD PAGE_FD LISTENER_FD ...``.
-
-    ``CURVE`` is 1 or 0; the others are as of ``Proxy``.
-    """
+    """Run the proxy: ``HUB_PID NAME CURVE(0|1) FRAMES_MAX BYTES_MAX CONTROL_FD HUB_FD PAGE_FD LISTENER_FD ...``."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"envhub-proxy")
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -24,11 +24,8 @@ FRAMES, BYTES, HANDSHAKE, FOREIGN = "frames", "bytes", "handshake", "foreign"
 class ClientFrames:
     """Counts what one client sends, and says how much of it may pass to the hub.
 
-    Attributes:
-        unread_frames: frames that have passed, at least in part, and that the hub has not read.
-        unread_bytes: of the bodies of these frames.
-        left: bytes of the current frame that are still to come.
-        full: why no more may pass; empty while more may.
+    ``unread_frames`` and ``unread_bytes`` have passed and are not read; ``left`` bytes of a frame are still to come;
+    ``full`` says why no more may pass.
     """
 
     def __init__(self, frames_max: int, bytes_max: int, curve: bool) -> None:
@@ -57,7 +54,6 @@ class ClientFrames:
         self._less(count, 0)
 
     def read(self, frames: int, nbytes: int) -> None:
-        """Note the number of frames of messages that the hub has read so far, and of their bytes."""
         if frames == self._frames_read and nbytes == self._bytes_read:
             return
         self._less(frames - self._frames_read, nbytes - self._bytes_read)
@@ -126,13 +122,7 @@ class ClientFrames:
 
 
 class HubFrames:
-    """Finds in what the hub's libzmq sends to one client whether the client is let in, and answers to heartbeats.
-
-    Attributes:
-        welcomed: whether the client has shown that it knows the hub's public key.
-        ready: whether the client was let in.
-        denied: whether it was told that it is not.
-    """
+    """Finds in what the hub sends a client whether it knows the hub's key (``welcomed``), is let in, or is not."""
 
     def __init__(self, curve: bool) -> None:
         self._curve_bytes = CURVE_BYTES if curve else 0

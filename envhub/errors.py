@@ -12,7 +12,7 @@ import sys
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
 from typing import Any, Callable, Sequence, TypeVar
 
-from envhub.secret import hidden
+from envhub.secret import SHOWN
 
 FULL_TRACEBACKS = "ENVHUB_FULL_TRACEBACKS"  # a variable: if it is set, errors also show the library's frames
 
@@ -29,6 +29,14 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _FOLDERS = re.compile(r"""(?:(?<=file://)|(?<![\w./~-]))~?/(?:[^\s/"'<>|:;,()]+/)*(?=[^\s/])""")
 _QUOTED_FOLDERS = re.compile(r"""(["'])~?/(?:[^"'\n]*/)?(?=[^"'\n/]+\1)""")
 
+# A key or a token, what stands before the host of an address with one, and a name with a password. Names of hosts have
+# no capital letters; a key without one, or without a small one, is one of 5 billion. One that looks like the long id of
+# an env, of letters and a version, is one of 20 million. Texts of a hub, which can be long, go through this.
+_MAY_BE_SECRET = re.compile(
+    r"(?<![\w-])(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?!(?:[^\W\d]|-)+-v\d{1,2}(?![\w-]))[\w-]{43,}|(?i:envhub:/*)[^\s@*/]+"
+    r"|(?<![^\s/@])(?=[^\s/@]+@)[^\s/@]*:[^\s/@]*(?=@)"
+)
+
 
 def printable(value: Any) -> Any:
     """The value, with control characters in its texts escaped for a terminal; containers and dataclasses are copied."""
@@ -40,6 +48,11 @@ def printable(value: Any) -> Any:
 def without_folders(value: Any) -> Any:
     """The value, without the folders of absolute paths in its texts; it is copied as by ``printable``."""
     return _with_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
+
+
+def hidden(text: str) -> str:
+    """The text with ``***`` in place of what may be a secret."""
+    return _MAY_BE_SECRET.sub(SHOWN, text)
 
 
 def without_secrets(value: Any) -> Any:

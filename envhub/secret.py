@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Generic, NoReturn, SupportsIndex, TypeVar
 
 Value = TypeVar("Value", bytes, str)
 
 SHOWN = "***"
-# A key or a token, what stands before the host of an address with one, and a name with a password. Names of hosts have
-# no capital letters; a key without one, or without a small one, is one of 5 billion. One that looks like the long id of
-# an env, of letters and a version, is one of 20 million. Texts of a hub, which can be long, go through this.
-_MAY_BE_SECRET = re.compile(
-    r"(?<![\w-])(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?!(?:[^\W\d]|-)+-v\d{1,2}(?![\w-]))[\w-]{43,}|(?i:envhub:/*)[^\s@*/]+"
-    r"|(?<![^\s/@])(?=[^\s/@]+@)[^\s/@]*:[^\s/@]*(?=@)"
-)
-
-
-def hidden(text: str) -> str:
-    """The text with ``***`` in place of what may be a secret."""
-    return _MAY_BE_SECRET.sub(SHOWN, text)
 
 
 class Secret(Generic[Value]):

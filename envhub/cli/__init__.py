@@ -16,8 +16,7 @@ from envhub.cli.terminal import (
     print_line,
     standard_streams,
 )
-from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, only_linux
-from envhub.secret import hidden
+from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, hidden, only_linux
 from envhub.transport.socket_file import user_text
 
 __all__ = ("main",)

@@ -10,8 +10,8 @@ import cyclopts
 from cyclopts import Parameter
 from rich.console import Console
 
+from envhub.errors import hidden
 from envhub.options import no_path
-from envhub.secret import hidden
 
 
 def _positive(type_: object, seconds: float) -> None:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from envhub.errors import hidden
 from envhub.process import write_no_core_file
-from envhub.secret import hidden
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from envhub.errors import AddressError, EnvHubError, HubUnreachable
+from envhub.errors import AddressError, EnvHubError, HubUnreachable, hidden
 from envhub.fleet.hub_actor import (
     CALLS_MAX,
     HUBS_MAX,
@@ -29,7 +29,6 @@ from envhub.fleet.hub_actor import (
     actor_name,
     hub_of,
 )
-from envhub.secret import hidden
 from envhub.transport.address import check_fleet_name, quoted
 
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed

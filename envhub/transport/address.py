@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envhub.errors import AddressError, KeysError
+from envhub.errors import AddressError, KeysError, hidden
 from envhub.files import weakness_of
 from envhub.frozen import Frozen
-from envhub.secret import SHOWN, Secret, hidden
+from envhub.secret import SHOWN, Secret
 
 KEY_BYTES = 32
 KEY_TEXT_CHARS = 43

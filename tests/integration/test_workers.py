@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import sims
-from envhub_server.session.sizing import first_workers
+from envhub_server.session.building import first_workers
 from hubs import kill_worker, serve, wait_until, worker_processes
 
 import envhub

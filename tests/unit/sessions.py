@@ -11,9 +11,9 @@ from typing import Any
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.session.building import WorkerCount
 from envhub_server.session.launcher import Machine, Restarts, WorkerRules
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.sizing import WorkerCount
 from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
 from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase
 from recorder import Effect, Recorder, Tell, events

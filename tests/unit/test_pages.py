@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from envhub_client.session.options import FaultOptions, HostingOptions
 from envhub_server import config, replay
-from envhub_server.hub import replay_keeper, status
+from envhub_server.hub import hub_requests, replay_keeper
 from envhub_server.ipc import channel, control, process_marks, replay_file
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import session_memory
@@ -23,7 +23,7 @@ from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.connections import RIGHTS, Quotas
 from envhub_server.processes import worker_output
-from envhub_server.session import failure_text, launcher
+from envhub_server.session import launcher, supervision
 from envhub_server.worker import trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
@@ -213,8 +213,8 @@ def test_events_are_logged() -> None:
 def test_counters_are_the_codes() -> None:
     text = section(SERVER / "monitoring.md", "Counters")
     counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
-    assert counters == keys_returned(status.Status.counters)
-    assert keys_returned(status.description) <= {*re.findall(r"`(\w+)`", text)}
+    assert counters == keys_returned(hub_requests.Status.counters)
+    assert keys_returned(hub_requests.description) <= {*re.findall(r"`(\w+)`", text)}
 
 
 def keys_returned(function: Callable[..., object]) -> set[str]:
@@ -244,7 +244,7 @@ LIMITS = {
     "replies of a session that has ended and that its client does not read": session_memory.UNREAD_S,
     "an info's place in the arena": INFO_BYTES,
     "a worker's output that is kept": worker_output.TAIL_BYTES,
-    "a worker's output in the report of its end": failure_text.LOG_TAIL_CHARS_MAX,
+    "a worker's output in the report of its end": supervision.LOG_TAIL_CHARS_MAX,
     "files in the folder of replays": replay.FILES_MAX,
     "replays that wait to be written": replay_keeper.WAITING_MAX,
     "the trace of an env, or of a vector env, in a replay": replay_file.TAKEN_BYTES_MAX,

@@ -27,8 +27,8 @@ from envhub_server.worker.context import describe_failure
 
 import envhub
 from envhub.cli.commands import app
-from envhub.errors import AddressError, without_secrets
-from envhub.secret import Secret, hidden
+from envhub.errors import AddressError, hidden, without_secrets
+from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport.address import HubKeys, text_of, token_of
 from envhub.values import codec

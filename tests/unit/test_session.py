@@ -32,8 +32,8 @@ from envhub_server.ipc.control import (
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
 from envhub_server.session import state
+from envhub_server.session.building import SECOND_FAILED, WorkerCount, crowded_text
 from envhub_server.session.launcher import Machine, WorkerRules
-from envhub_server.session.sizing import SECOND_FAILED, WorkerCount, crowded_text
 from envhub_server.session.slots import SAMPLE_S, Late, Progress
 from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
 from envhub_server.session.supervision import STACKS_S
@@ -597,7 +597,7 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session = begun(1, 1, fresh=True, seeds=[7])
     session.said(0, built())
     assert HandOver(0, 0, Serve([7])) in session.said(0, Mapped())
-    assert session.requests.seeds(session.slots[0], 1) == [reseeded(7, 1)]
+    assert session.replacement.seeds(session.slots[0], 1) == [reseeded(7, 1)]
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:

@@ -30,11 +30,10 @@ from envhub_server.ipc.control import (
     TakePlace,
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
-from envhub_server.session.failure_text import MIB
 from envhub_server.session.requests import KEPT_TEMPLATES_MAX
 from envhub_server.session.slots import SAMPLE_S, Progress, Stage, WorkerLoss
 from envhub_server.session.state import Driver, LaneName, Phase
-from envhub_server.session.supervision import MEMORY_S, STACKS_S
+from envhub_server.session.supervision import MEMORY_S, MIB, STACKS_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder import (

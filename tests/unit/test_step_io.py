@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_server.memory.step_io import StepFrames
+from envhub_server.memory.session_memory import StepFrames
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import OP_OUT_OF_BAND, OP_STEP, Arena, ArenaDriver, allocate

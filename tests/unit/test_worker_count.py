@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from envhub_server.ipc.control import FirstBuilt
-from envhub_server.session.launcher import Machine
-from envhub_server.session.sizing import (
+from envhub_server.session.building import (
     WorkerCount,
     chosen_count,
     count_in_advance,
@@ -14,6 +13,7 @@ from envhub_server.session.sizing import (
     lacking,
     of_first_envs,
 )
+from envhub_server.session.launcher import Machine
 
 MIB = 1 << 20
 TWO, SIXTEEN = Machine((0, 1), 2), Machine(tuple(range(16)), 16)

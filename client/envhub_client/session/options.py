@@ -15,11 +15,10 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from envhub.arena.spin import checked_spin_us
-from envhub.errors import shown
+from envhub.errors import hidden, shown
 from envhub.protocol import messages
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.protocol.validation import COUNT, GPUS_MAX, RESTARTS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
-from envhub.secret import hidden
 from envhub.values.compression import METHODS
 from envhub_client.record_options import RecordOptions
 

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from envhub.errors import EnvHubError, printable
-from envhub.secret import Secret, hidden
+from envhub.errors import EnvHubError, hidden, printable
+from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.client import Client, connect
 from envhub_client.connection.known_hubs import Member, members

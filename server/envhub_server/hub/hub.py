@@ -40,11 +40,10 @@ from envhub_server.config import HubConfig, has_quota, usable_cpus
 from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.gateway import Gateway
-from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, SessionStarter
+from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers, SessionStarter, Status
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.hub.status import Offers, Status
 from envhub_server.log import Logger
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, Schedule
 from envhub_server.memory.session_memory import ArenaBudget, UnreadMemory

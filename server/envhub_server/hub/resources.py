@@ -22,17 +22,25 @@ from envhub_server.catalog.registry import EnvFactsTable, Recipe
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.log import Logger
 from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
-from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, SharedLaneGrant, UnreadMemory, new_bell
+from envhub_server.memory.session_memory import (
+    ArenaBudget,
+    Blob,
+    LeafCompressors,
+    SessionMemory,
+    SharedLaneGrant,
+    UnreadMemory,
+    new_bell,
+    row_frames,
+)
 from envhub_server.memory.stand_ins import StandIns
-from envhub_server.memory.step_io import Blob, LeafCompressors, row_frames
 from envhub_server.network.connections import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerHandle
-from envhub_server.session.failure_text import logged, slow_to_close
 from envhub_server.session.launcher import interpreter_of
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Driver, Event, Phase
+from envhub_server.session.supervision import logged, slow_to_close
 
 STACK_BYTES_MAX = 16384
 INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds

@@ -21,10 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from envhub.errors import shortened
+from envhub.errors import hidden, shortened
 from envhub.files import weakness_of
 from envhub.process import blocked
-from envhub.secret import hidden
 from envhub.transport.address import environment
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.packages import install, on_this_machine, package_of
@@ -161,10 +160,6 @@ def clean_environment(environ: Environment, names: Collection[str]) -> Environme
     """The variables of a public hub that its workers get: those that programs need, and those named."""
     kept = {*KEPT_VARIABLES, *names}
     return {name: value for name, value in environ.items() if name in kept or name.startswith(KEPT_PREFIXES)}
-
-
-def start_environment(environ: Environment) -> Environment:
-    return {name: value for name, value in environ.items() if name.startswith(START_VARIABLES)}
 
 
 def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:

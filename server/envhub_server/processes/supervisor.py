@@ -25,11 +25,11 @@ from envhub_server.log import Logger, writes_json
 from envhub_server.loop import Poller
 from envhub_server.processes.interpreter import (
     OWN,
+    START_VARIABLES,
     Environment,
     InterpreterKey,
     InterpreterUnusable,
     ZygoteProcess,
-    start_environment,
 )
 from envhub_server.processes.worker_handle import Events, MemoryKills, WorkerHandle, own_counters
 from envhub_server.processes.worker_output import OutputStream
@@ -324,4 +324,7 @@ class Supervisor:
 
 
 def _start_alike(key: InterpreterKey, started: Environment, wanted: Environment) -> bool:
-    return started == wanted if key.libraries else start_environment(started) == start_environment(wanted)
+    if key.libraries:
+        return started == wanted
+    names = (name for name in started.keys() | wanted.keys() if name.startswith(START_VARIABLES))
+    return all(started.get(name) == wanted.get(name) for name in names)

@@ -1,20 +1,203 @@
-"""The building of a session's envs, from the start of its first processes until all have mapped the arena."""
+"""The number of a session's workers, and the building of its envs until all have mapped the arena.
+
+Of the number of workers, which follows from facts about the env and the machine, the first row that applies decides:
+
+=======================  ==============================================================================================
+fact                     workers
+=======================  ==============================================================================================
+a chosen number          that number: ``num_workers``, or the hub's ``--workers``
+one env per process      a process per env: ``one_per_process``, or a second env could not be made in a process before
+envs may share           one per CPU
+.. and are very cheap    fewer: the root of their number, and a CPU is left to the driver below 8 envs per worker
+nothing                  a process per env, within a share of the memory, descriptors and processes
+=======================  ==============================================================================================
+
+Envs of a session may share a process if a user says so (``shared_process``), or if the env and its wrappers are of
+packages that keep no state per process, see ``worker.shared_process``; it also knows the very cheap envs. If there
+are no more envs than CPUs, there is a process per env, unless their id is that of a very cheap env.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+from envhub.arena.spin import spin_us
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
 from envhub_server.catalog.registry import EnvFacts
 from envhub_server.ipc import control
+from envhub_server.ipc.control import FirstBuilt
 from envhub_server.processes.worker_handle import WorkerExited
-from envhub_server.session import failure_text
-from envhub_server.session.launcher import Launcher
-from envhub_server.session.sizing import SECOND_FAILED, WorkerSizing
+from envhub_server.session.launcher import Launcher, Machine
 from envhub_server.session.slots import Late, Overrun, Process, Slot, Stage
+from envhub_server.session.supervision import exit_failure, unready_failure
+
+SECOND_FAILED = "a second env could not be made in its process"
+
+
+# Gymnasium's envs of which a step takes less than the wake-up of a worker, without their versions.
+CHEAP = frozenset(
+    [
+        *("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum"),
+        *("Blackjack", "CliffWalking", "FrozenLake", "FrozenLake8x8", "Taxi"),
+    ]
+)
+CHEAP_ROWS = 8  # of a worker, from which on one more worker is worth the driver's own CPU
+SHARE = 0.5  # of the available memory, descriptors and processes, for a session without a chosen number of workers
+
+
+@dataclass(frozen=True)
+class WorkerCount:
+    """A number of workers, and the reason for it."""
+
+    workers: int  # the number
+    reason: str  # the reason for the number, for people
+    chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
+    alone: bool = False  # True if a process could not make two of the envs
+    crowded: bool = False  # True if envs share processes only because there is no room for more
+
+
+def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
+    """The number of workers that the setting ``by`` fixes, at most one per env."""
+    return WorkerCount(min(wanted, num_envs), f"told by {by}", chosen=True)
+
+
+def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
+    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, alone=alone)
+
+
+def lacking(num_envs: int, count: WorkerCount, machine: Machine) -> str:
+    """The reason why envs that need their own processes cannot have them; empty if they can."""
+    need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
+    if count.workers < num_envs:
+        return f"{need}, and there are to be {count.workers}, {count.reason}"
+    room = max(machine.workers_max, machine.cpus)
+    return f"{need}, and there is room for {room}; num_workers={room} has them share" if count.workers > room else ""
+
+
+def count_in_advance(name: str, num_envs: int, alone: bool, cpus: int) -> WorkerCount | None:
+    """The number before any env is made, of envs of this id; None if the first envs decide."""
+    if alone:
+        return separate(num_envs, "a second env could not be made in a process before", alone=True)
+    if num_envs <= cpus and first_workers(name, num_envs, cpus) == num_envs:
+        return WorkerCount(num_envs, "a process per env: there are no more envs than CPUs")
+    return None
+
+
+def first_workers(name: str, num_envs: int, cpus: int) -> int:
+    """The number of workers that make the first envs, of this id: the least that these can decide on."""
+    cheap = name.rpartition("/")[2].partition("-")[0] in CHEAP
+    return _cheap_workers(num_envs, cpus) if cheap else min(num_envs, cpus)
+
+
+def _cheap_workers(num_envs: int, cpus: int) -> int:
+    """The number of workers for very cheap envs: each more of them costs the driver, and the last one its own CPU."""
+    workers = min(math.isqrt(num_envs), cpus)
+    return max(1, cpus - 1) if workers == cpus and num_envs < CHEAP_ROWS * cpus else workers
+
+
+def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, shares: bool = False) -> WorkerCount:
+    """The number of workers, once the first envs are made, each by one of them."""
+    built = list(first)
+    if shares:
+        return WorkerCount(machine.cpus, "one per CPU: shared_process")
+    if all(each.cheap for each in built):
+        count = max(len(built), _cheap_workers(num_envs, machine.cpus))
+        return WorkerCount(count, "few: the env is known to share a process well, and its steps to be very cheap")
+    if all(each.fit for each in built):
+        return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to share a process well")
+    each_bytes = max(each.private_bytes for each in built)
+    room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
+    workers = min(num_envs, max(machine.cpus, room))  # at least one per CPU
+    reason, is_crowded = "a process per env: nothing is known of this env", workers < num_envs
+    if is_crowded:
+        reason += f"; {num_envs} are more than the memory, descriptors and processes that are to be had allow"
+    return WorkerCount(workers, reason, crowded=is_crowded)
+
+
+def crowded_text(num_envs: int, workers: int) -> str:
+    return (
+        f"{num_envs} envs in {workers} processes, which is all that there is room for: envs that keep something per "
+        "process may differ from envs with one each; pass fewer envs, or shared_process=True if they may share"
+    )
+
+
+class WorkerSizing:
+    """The number of workers of one session.
+
+    Attributes:
+        worker_spin_us, driver_spin_us: the microseconds that each worker, and the driver, spins before it parks.
+    """
+
+    def __init__(self, launcher: Launcher, count: WorkerCount | None) -> None:
+        """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
+        self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
+        self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
+        self.count = count  # the number and the reason for it; None until it is decided
+        self.worker_spin_us = self.driver_spin_us = 0
+        self._shared_notified = False
+        first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
+        self._resize(first if count is None else count.workers)
+
+    def _resize(self, workers: int) -> None:
+        workers = max(1, min(workers, self._make.num_envs))
+        self._slots.resize(workers)
+        # Other sessions do not count: most are idle, and next to busy ones spins fail and so become rare.
+        self.worker_spin_us, self.driver_spin_us = self._spin_us(workers), self._spin_us(workers + 1)
+
+    def _spin_us(self, processes: int) -> int:
+        machine, wanted_us = self._machine, self._make.spin_us
+        return spin_us(processes, machine.cpus, machine.quota) if wanted_us is None else wanted_us
+
+    def workers_max(self, making: bool) -> int:
+        """The number of workers; until the envs are made, the largest possible number."""
+        grows = self.count is None or (making and not self.count.chosen)
+        later = min(self._make.num_envs, self._machine.workers_max) if grows else 0
+        return max(len(self._slots), later)
+
+    # --- the decision -------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        first = [slot.process.first for slot in self._slots if slot.process is not None]
+        shares = bool(self._launcher.rules.hosting.shares_process)
+        made = [each for each in first if each is not None]
+        self._decided(of_first_envs(self._make.num_envs, made, self._machine, shares))
+
+    def separate(self, why: str) -> None:
+        self._decided(separate(self._make.num_envs, why, alone=why == SECOND_FAILED))
+
+    def _decided(self, count: WorkerCount) -> None:
+        self.count, self._launcher.decided = count, True
+        self._resize(count.workers)
+
+    def separable(self, slot: Slot) -> bool:
+        """True if the process of this slot must make more than one env, and no user asked for that."""
+        decided = self.count is None or self.count.chosen or self.count.crowded or self._recipe.settings.vector
+        enough = self._make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
+        return not decided and len(slot.rows) > 1 and enough
+
+    # --- what others learn --------------------------------------------------------------------------------------------
+
+    def notify_if_crowded(self) -> None:
+        if self.count is not None and self.count.crowded:
+            # Event: There is no room for a process per env: envs share processes.
+            self._effects.notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))
+
+    def on_shared_changed(self, changed: control.SharedChanged) -> None:
+        """Notify the client, once, that its envs change state that a process shares."""
+        what = [each for each in control.SHARED if each in changed.what]
+        if what and not self._shared_notified:
+            self._shared_notified = True
+            text = (
+                f"envs that share a process change {', '.join(what)}, which all envs of a process have in common: "
+                "their results depend on each other; one_per_process=True gives each env a process of its own"
+            )
+            # Event: Envs that share a process change what they have in common.
+            self._effects.notify("process_state_shared", text)
 
 
 class EnvBuilding:
@@ -214,7 +397,7 @@ class EnvBuilding:
             return None
         hides = launcher.rules.hide_folders
         if exited.cause.unready:
-            return failure_text.unready(self._make, exited.cause.unready, hides)
-        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, hides)
+            return unready_failure(self._make, exited.cause.unready, hides)
+        failure = exit_failure(self._make, slot.index, slot.rows, exited.cause, why, hides)
         text = failure.message if isinstance(why, Late) else f"{failure.message} while it built its envs"
         return replace(failure, message=text)

@@ -6,17 +6,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from envhub.env_failure import EnvFailure
+from envhub.env_failure import EnvFailure, reseeded
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.processes.worker_handle import WorkerExited
-from envhub_server.session import failure_text
 from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.requests import Requests
 from envhub_server.session.slots import Late, Overrun, Process, Slot, Stage
-from envhub_server.session.supervision import EnvClosing
+from envhub_server.session.supervision import (
+    EnvClosing,
+    env_failure_of,
+    exhausted_failure,
+    exit_failure,
+    recycling_loss,
+    worker_loss,
+)
 
 SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
 SPARE_RETRY_MAX_S = 60.0
@@ -164,7 +170,7 @@ class Replacement:
     def on_lost(self, slot: Slot, exited: WorkerExited, why: Late | Overrun | None, now_s: float) -> Failure | None:
         """Have the hub take the rows of a slot whose process has ended, until its replacement serves."""
         rules, number = self._launcher.rules, exited.process
-        failure = failure_text.failure(self._make, slot.index, slot.rows, exited.cause, why, rules.hide_folders)
+        failure = exit_failure(self._make, slot.index, slot.rows, exited.cause, why, rules.hide_folders)
         was_serving = slot.loss is None
         if slot.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
@@ -173,13 +179,13 @@ class Replacement:
         count = self._restarts.count(slot.index)
         if was_serving and rules.replays:
             failure = replace(failure, replay=f"{rules.replays}-worker{slot.index}-{count}")
-        env_failure = failure_text.env_failure(failure, exited.cause, why, count - 1)
+        env_failure = env_failure_of(failure, exited.cause, why, count - 1)
         if env_failure.replay:
             self._keep_replay(slot, number, env_failure)
         if delay_s is None:
             return self._exhausted(slot, failure)
         slot.restart_at_s = now_s + delay_s
-        slot.loss = failure_text.loss(failure, env_failure, self._make.faults)
+        slot.loss = worker_loss(failure, env_failure, self._make.faults)
         resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
         self._effects.take_rows(slot.index, number, slot.loss, resetting)
         return None
@@ -194,7 +200,7 @@ class Replacement:
         return self._exhausted(slot, failure)
 
     def _exhausted(self, slot: Slot, failure: Failure) -> Failure:
-        return failure_text.exhausted(failure, self._restarts.count_text(slot.index))
+        return exhausted_failure(failure, self._restarts.count_text(slot.index))
 
     def keep_replay_of(self, slot: Slot, row: int | None, request: int, trace: bytes, failure: EnvFailure) -> str:
         """Order a replay of this row's env up to its exception in this request, if its worker sent a trace; its name.
@@ -259,11 +265,14 @@ class Replacement:
         process.detector.rest()
         slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
         slot.serves_since_s, slot.due_for_recycling, slot.told_to_leave = now_s, False, False
-        seeds = self._requests.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
+        seeds = self.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
         failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
         for message in self._requests.attributes.again(slot.rows):
             self._effects.tell(process.number, message)
         self._effects.hand_over(slot.index, process.number, control.Serve(seeds, failure, info), slot.pending)
+
+    def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
+        return [reseeded(self._requests.seeds[row], replaced) for row in slot.rows]
 
     def replace_lost(self, now_s: float) -> None:
         """Have spares serve the slots without a ready process; a process that still builds its envs becomes a spare."""
@@ -288,7 +297,7 @@ class Replacement:
         process = slot.process
         assert process is not None
         slot.recycled += 1
-        slot.loss = failure_text.recycled(self._make, slot.index, slot.rows)
+        slot.loss = recycling_loss(self._make, slot.index, slot.rows)
         self._effects.take_rows(slot.index, process.number, slot.loss, None, left=True)
         self._closing.ask(process, now_s)
         self._slots.vacate(slot, process)

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 from envhub.arena.layout import split_share, whole_shares
-from envhub.env_failure import reseeded
 from envhub.protocol.messages import Failure, Make, Receive, Reset, Send, SetAttr, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
@@ -39,7 +38,7 @@ class Requests:
         self.call_number = 0  # the number of the last call, which its answers repeat
         self.attributes = SetAttributes()  # the attributes that were set on the envs
         # The last seed of each env; at first those that the envs of a lost session have left to these.
-        self._seeds: list[int | None] = make.seeds or [None] * make.num_envs
+        self.seeds: list[int | None] = make.seeds or [None] * make.num_envs
 
     def clear_pending(self) -> None:
         """Forget the pending messages, so that the next processes do not get them."""
@@ -89,16 +88,12 @@ class Requests:
     def tell_reset(self, reset: Reset) -> None:
         num_envs = self._make.num_envs
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
-        kept = zip(self._seeds, seeds, mask, strict=True)
-        self._seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
+        kept = zip(self.seeds, seeds, mask, strict=True)
+        self.seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
         for slot in self._slots:
             rows = [row for row in slot.rows if mask[row]]
             options_each = [reset.options_each[row] for row in rows] if reset.options_each else []
             self.tell(slot, control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each))
-
-    def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
-        """The seeds of a slot's envs, after this number of replacements."""
-        return [reseeded(self._seeds[row], replaced) for row in slot.rows]
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

@@ -18,12 +18,11 @@ from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.registry import Recipe
-from envhub_server.session.building import EnvBuilding
+from envhub_server.session.building import EnvBuilding, WorkerCount, WorkerSizing
 from envhub_server.session.effects import Effects
 from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerRules
 from envhub_server.session.replacement import Recycling, Replacement, Spares
 from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
-from envhub_server.session.sizing import WorkerCount, WorkerSizing
 from envhub_server.session.slots import Deadlines, SlotTable, Stage
 from envhub_server.session.supervision import EnvClosing, Supervision
 

@@ -14,11 +14,10 @@ from typing import Any, Callable, Iterable, NamedTuple
 
 import envhub
 from envhub.arena.memory import TURN_ONE, Arena
-from envhub.errors import FULL_TRACEBACKS, shortened, without_folders, without_secrets
+from envhub.errors import FULL_TRACEBACKS, hidden, shortened, without_folders, without_secrets
 from envhub.process import STACKS
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure
-from envhub.secret import hidden
 from envhub.values import codec, spaces
 from envhub.values.gym_api import api
 from envhub_server.ipc import control

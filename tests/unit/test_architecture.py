@@ -42,7 +42,6 @@ STEP_PATH = [
 SOCKETS = [
     *STEP_PATH,
     "server/envhub_server/network/listener.py",
-    "server/envhub_server/hub/connection_supervisor.py",
     "server/envhub_server/network/authenticator.py",
 ]
 

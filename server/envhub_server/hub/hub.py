@@ -37,9 +37,8 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import ClientUsage, Directory
-from envhub_server.hub.gateway import Gateway
+from envhub_server.hub.gateway import ConnectionSupervisor, Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers, SessionStarter, Status
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services

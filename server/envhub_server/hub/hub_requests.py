@@ -23,9 +23,8 @@ from envhub_server.catalog.listing import LOOK_S, Listing
 from envhub_server.catalog.registry import EnvSettings
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
-from envhub_server.hub.connection_supervisor import ConnectionSupervisor
 from envhub_server.hub.directory import NAME_BYTES, ClientUsage, Directory
-from envhub_server.hub.gateway import Gateway
+from envhub_server.hub.gateway import ConnectionSupervisor, Gateway
 from envhub_server.hub.planner import SessionPlan, hides_folders
 from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
 from envhub_server.hub.resources import Services

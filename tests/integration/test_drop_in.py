@@ -262,50 +262,6 @@ def test_class_of_a_module_that_only_the_program_has_is_sent_by_value() -> None:
         del gym.registry["Own-v0"], sys.modules[module.__name__]
 
 
-HEAVY = """
-import sims
-
-print("heavy is imported")
-
-def make():
-    return sims.Counter()
-"""
-REGISTERING = """
-import gymnasium, sims
-
-gymnasium.register("Registered-v0", entry_point="registering:make")
-gymnasium.register("Registered-v1", entry_point=sims.Counter)
-
-def make():
-    return sims.Counter()
-"""
-USING = """
-import functools, sys
-sys.path[:0] = {places!r}
-import gymnasium, envhub, heavy, registering
-
-gymnasium.register("Heavy-v0", entry_point=heavy.make)
-for name in ("Registered-v0", "Registered-v1", "Heavy-v0"):
-    print("making", name, flush=True)
-    for env in (name, [functools.partial(gymnasium.make, name)] * 2):
-        envs = envhub.make_vec(env, 2, num_workers=2)
-        envs.reset()
-        envs.close()
-"""
-
-
-@pytest.mark.long
-def test_what_an_env_needs_not_is_neither_imported_nor_told(tmp_path: Path) -> None:
-    (tmp_path / "heavy.py").write_text(HEAVY)
-    (tmp_path / "registering.py").write_text(REGISTERING)
-    program = USING.format(places=[str(tmp_path), str(Path(sims.__file__).parent)])
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    before, _, after = ran.stdout.partition("making Heavy-v0")
-    assert [part.count("heavy is imported") for part in (before, after)] == [1, 4]
-    assert "Overriding" not in ran.stderr
-
-
 PROGRAM = """
 import os, sys
 os.environ["MARK"] = "set by the program"
@@ -446,9 +402,3 @@ def test_vector_env_and_client_are_not_copied(hub: Any) -> None:
     with pytest.raises(TypeError, match="cannot be pickled for the workers"):
         envhub.make_vec(lambda: sims.Counter(int(lock.locked())), 1)
     envs.close()
-
-
-def test_errors_survive_pickling() -> None:
-    busy = envhub.SessionBusy("step is pending", "step")
-    again = pickle.loads(pickle.dumps(busy))
-    assert (str(again), again.name) == (str(busy), "step")

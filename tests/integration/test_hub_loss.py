@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +162,6 @@ def test_absent_hub_is_told_when_the_time_to_connect_is_over(tmp_path: Path) -> 
     deaf.close()
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"on_hub_loss": "ignore"}, {"reconnect_timeout": -1.0}, {"reconnect_timeout": float("nan")}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            envhub.make_vec("CartPole-v1", 1, **wrong)  # type: ignore[arg-type]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["tcp", pytest.param("ipc", marks=pytest.mark.long)])
 def test_step_that_was_queued_for_a_dead_hub_is_not_run_by_the_next(tmp_path: Path, kind: str) -> None:
@@ -270,23 +263,6 @@ def test_last_observation_is_the_final_one_in_same_step_mode() -> None:
 
 
 @pytest.mark.long
-def test_last_observation_of_a_row_whose_result_was_not_received_is_the_one_before() -> None:
-    with closing(envhub.make_vec([sims.Naughty] * 4, num_workers=4, lane="wire", on_hub_loss="recreate")) as envs:
-        envs.reset()
-        envs.step([0, 0, 0, 0])
-        for _ in range(2):
-            envs.send(np.array([0]), [0])
-            envs.recv()
-        envs.send(np.array([0, 8, 0, 8]))  # the second and the last never end
-        with pytest.raises(envhub.HubTimeout):
-            envs.recv(4, timeout=1.0)
-        kill_private_hub()
-        observations, _, _, truncations, _, env_ids = envs.recv()
-        assert env_ids.tolist() == [0, 1, 2, 3] and truncations.all()
-        assert observations[:, 0].tolist() == [3, 1, 1, 1]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_last_observation_of_a_row_under_way_at_a_drain_is_the_one_before(tmp_path: Path, lane: Any) -> None:
     options: dict[str, Any] = {"num_workers": 2, "lane": lane, "on_hub_loss": "recreate"}
@@ -301,24 +277,6 @@ def test_last_observation_of_a_row_under_way_at_a_drain_is_the_one_before(tmp_pa
         replace(signal.SIGTERM)
         observations, _, _, truncations, _, env_ids = envs.recv(1)
         assert (env_ids.tolist(), truncations.tolist()) == ([1], [True]) and observations[:, 0].tolist() == [1]
-
-
-@pytest.mark.long
-def test_last_observation_is_one_that_was_returned_after_steps_that_raised() -> None:
-    with closing(envhub.make_vec([sims.Naughty] * 2, on_hub_loss="recreate")) as envs:
-        envs.reset()
-        envs.step([0, 0])
-        for _ in range(2):
-            with pytest.raises(ValueError, match="not allowed"):
-                envs.step([1, 0])
-        kill_private_hub()
-        truncated(envs.step([0, 0]), 1)
-        envs.reset()
-        with pytest.raises(ValueError, match="not allowed"):
-            envs.step([1, 0])
-        envs.reset()
-        kill_private_hub()
-        truncated(envs.step([0, 0]), 0)
 
 
 class Permitted(sims.Counter):
@@ -383,144 +341,6 @@ def test_close_while_the_envs_are_made_again_ends_that(tmp_path: Path) -> None:
         envs.drop_pending()
     assert wait_until(lambda: not [each for each in threading.enumerate() if each.name == "envhub-rebuild"])
     assert wait_until(lambda: not worker_processes(os.getpid()))
-
-
-# --- what it means, for every kind of request and every autoreset mode ------------------------------------------------
-
-ROWS = 3
-MASK = np.array([True, False, False])
-LAST = 2  # steps before the loss, which is what every env showed last
-UNTOLD, TOLD = -2, -1  # of an env: its truncation is outstanding; it was truncated, and has shown nothing since
-
-Request = Callable[[envhub.HubVectorEnv], list[int]]  # returns each env's count, or UNTOLD or TOLD
-
-
-def reset_all(envs: envhub.HubVectorEnv) -> list[int]:
-    observations, infos = envs.reset()
-    assert observations[:, 0].tolist() == [0] * ROWS and infos == {}
-    return [0] * ROWS
-
-
-def reset_first(envs: envhub.HubVectorEnv) -> list[int]:
-    observations, infos = envs.reset(options={"reset_mask": MASK})
-    assert observations[:, 0].tolist() == [0, LAST, LAST] and infos == {}
-    return [0, UNTOLD, UNTOLD]
-
-
-def step_all(envs: envhub.HubVectorEnv) -> list[int]:
-    truncated(envs.step([1] * ROWS), LAST)
-    return [TOLD] * ROWS
-
-
-def step_all_and_reset_first(envs: envhub.HubVectorEnv) -> list[int]:
-    step_all(envs)
-    observations, infos = envs.reset(options={"reset_mask": MASK})
-    assert observations[:, 0].tolist() == [0, LAST, LAST] and infos == {}
-    return [0, TOLD, TOLD]
-
-
-def step_parts(envs: envhub.HubVectorEnv) -> list[int]:
-    envs.send([1, 1], [0, 2])
-    outcome = envs.recv()
-    assert outcome[5].tolist() == [0, 2]
-    truncated(outcome, LAST)
-    return [TOLD, UNTOLD, TOLD]
-
-
-def raises(ask: Callable[[envhub.HubVectorEnv], Any]) -> Request:
-    def request(envs: envhub.HubVectorEnv) -> list[int]:
-        with pytest.raises(envhub.HubLost):
-            ask(envs)
-        assert not envs.closed
-        return [UNTOLD] * ROWS
-
-    return request
-
-
-def detach(envs: envhub.HubVectorEnv) -> str:
-    protocol = envs._session.connection.protocol
-
-    def proved() -> bool:
-        """A hub that refuses connections for some seconds is within reach again when another one has started."""
-        loss = protocol.loss(time.monotonic())
-        return bool(loss) and "refused" not in loss
-
-    assert wait_until(proved, 30)
-    return envs.detach()
-
-
-REQUESTS: dict[str, Request] = {
-    "reset": reset_all,
-    "masked reset": reset_first,
-    "step": step_all,
-    "step, masked reset": step_all_and_reset_first,
-    "send and recv": step_parts,
-    "call": raises(lambda envs: envs.call("pid")),
-    "set_attr": raises(lambda envs: envs.set_attr("note", 1)),
-    "render": raises(lambda envs: envs.render()),
-    "observe": raises(lambda envs: envs.observe()),
-    "detach": raises(detach),
-}
-MODES = ["NextStep", "SameStep", "Disabled"]
-
-
-def step_on(envs: envhub.HubVectorEnv, states: list[int], mode: str) -> None:
-    """Step each env, and see that it does what it is to do in its state."""
-    observations, rewards, terminations, truncations, infos = envs.step([1] * ROWS)
-    failures = infos.get("env_failure", [None] * ROWS)
-    invalid = infos.get("invalid_transition", np.zeros(ROWS, bool))
-    for row, state in enumerate(states):
-        repeats = state == UNTOLD or (state == TOLD and mode == "Disabled")
-        shown = LAST if repeats else state + 1
-        found = (observations[row, 0], rewards[row], truncations[row], invalid[row], failures[row] is not None)
-        assert found == (shown, float(state >= 0), repeats, repeats, state == UNTOLD), (row, state)
-        if repeats and mode == "SameStep":
-            assert infos["final_obs"][row][0] == LAST
-        states[row] = TOLD if repeats else shown
-    assert not terminations.any()
-
-
-WHERES = ["private", "private, wire", "ipc", "ipc, stopped", "tcp", "tcp, stopped"]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "where",
-    [pytest.param(each, marks=() if each == "private" else pytest.mark.chaos) for each in WHERES],
-)
-@pytest.mark.parametrize(
-    "turn", [pytest.param(turn, marks=pytest.mark.chaos if turn else pytest.mark.long) for turn in range(len(MODES))]
-)
-def test_hub_loss_before_every_request(tmp_path: Path, where: str, turn: int) -> None:
-    """One hub after the other is lost; each turn has each request in one mode, and each place has all modes."""
-    kind, _, how = where.partition(", ")
-    options = {"on_hub_loss": "recreate", "num_workers": 2, "lane": "wire" if how == "wire" else "auto"}
-    with contextlib.ExitStack() as held:
-        if kind == "private":
-            make: Callable[..., Any] = partial(envhub.make_vec, [sims.Counter] * ROWS)
-            lose: Callable[[], Any] = kill_private_hub
-        else:
-            address, replace = held.enter_context(hubs_in_turn(tmp_path, kind))
-            make = partial(envhub.make_vec, "counter", ROWS, hub=address)
-            lose = partial(replace, signal.SIGTERM if how == "stopped" else signal.SIGKILL)
-        for number, request in enumerate(REQUESTS):
-            if kind == "private" and request == "detach":
-                continue  # only sessions of served hubs can be detached
-            mode = MODES[(number + WHERES.index(where) + turn) % len(MODES)]
-            with closing(make(autoreset_mode=mode, **options)) as envs:
-                lose_before(REQUESTS[request], envs, mode, lose)
-
-
-def lose_before(request: Request, envs: envhub.HubVectorEnv, mode: str, lose: Callable[[], Any]) -> None:
-    envs.reset()
-    for _ in range(LAST):
-        envs.step([0] * ROWS)
-    lose()
-    states = request(envs)
-    for _ in range(3):
-        step_on(envs, states, mode)
-    assert envs.reset()[0][:, 0].tolist() == [0] * ROWS
-    step_on(envs, [0] * ROWS, mode)
 
 
 @pytest.mark.long

@@ -199,18 +199,6 @@ def test_close_does_not_wait_for_a_hub_that_was_stopped(hubs: SeveralHubs, state
 
 
 @pytest.mark.long
-def test_hub_that_goes_on_has_no_session_of_rows_that_went_elsewhere(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp", on_hub_loss="redistribute")) as envs:
-        steps = Steps(envs)
-        hubs.stop(1)
-        steps.until_lost()
-        steps.until_all_step()
-        hubs.resume(1)
-        assert wait_until(lambda: not hubs.sessions(1))
-        steps.step()
-
-
-@pytest.mark.long
 def test_loss_of_all_hubs_truncates_all_rows_until_the_hubs_are_back(hubs: SeveralHubs) -> None:
     with closing(made(hubs, "ipc", "tcp")) as envs:
         steps = Steps(envs)
@@ -261,28 +249,6 @@ def test_call_that_finds_a_hub_lost_raises_and_the_next_step_truncates(hubs: Sev
         assert envs.get_attr("note") == tuple("abcd")  # which waits for the envs, and has the attributes set again
         steps.until_all_step()
         assert steps.counts[2:].max() <= 1
-
-
-@pytest.mark.long
-def test_call_is_begun_at_once_and_waited_for_while_its_envs_are_made_again(hubs: SeveralHubs) -> None:
-    with closing(made(hubs, "tcp")) as envs:
-        steps = Steps(envs)
-        hubs.kill(1)
-        steps.until_lost()
-        begun_s = time.monotonic()
-        envs.call_async("add", 2)
-        with pytest.raises(envhub.HubTimeout, match="its envs are not made again yet"):
-            envs.call_wait(timeout=0.1)
-        assert time.monotonic() - begun_s < SLACK_S
-        hubs.start(1)
-        results = envs.call_wait()
-        assert results == (2, 2, 2, 2)
-        hubs.kill(1)
-        steps.until_lost()
-        envs.call_async("add", 2)
-        assert envs.drop_pending() is None
-        hubs.start(1)
-        steps.until_all_step()
 
 
 @pytest.mark.long
@@ -376,20 +342,6 @@ def test_session_that_ends_raises_at_once_with_its_hub_where_that_is_asked_for(
                 with pytest.raises(kind):
                     again()
             assert envs.get_attr("count", [0, 1]) == count  # no other hub was asked
-
-
-@pytest.mark.long
-def test_rows_are_not_made_again_on_a_hub_that_has_the_id_of_another(hubs: SeveralHubs) -> None:
-    with (
-        relay(hubs.hubs[1].tcp) as between,
-        closing(made(hubs, "tcp", second=between.address, reconnect_timeout=2.0)) as envs,
-    ):
-        steps = Steps(envs)
-        between.target = hubs.hubs[0].tcp
-        hubs.end_sessions(1)
-        with pytest.raises(envhub.HubLost, match="named twice"):
-            while True:
-                steps.step()
 
 
 @pytest.mark.long

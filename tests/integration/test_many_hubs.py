@@ -18,12 +18,9 @@ from combinations import every_pair
 from fleets import addresses, served_hubs
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import ServedHub
-from hypothesis import HealthCheck, Phase, assume, given, settings
 from same import assert_same
-from strategies import any_space, runs_of_infos
 
 import envhub
-from envhub.values import spaces
 
 NUM_ENVS, STEPS = 5, 40
 OFFERED = [
@@ -155,20 +152,6 @@ def test_any_number_of_hubs_returns_what_sync_vector_env_returns(
 # --- the ways of handing over -----------------------------------------------------------------------------------------
 
 
-def test_buffers_of_all_hubs_alternate_without_copies(two: list[ServedHub]) -> None:
-    kind = KINDS["nested"]
-    with closing(made(kind, two, [2, 3], BOTH, copy=False)) as envs, closing(kind.reference(NEXT)) as wanted:
-        kept = envs.reset(seed=1)[0]
-        assert_same(kept, wanted.reset(seed=1)[0], "reset")
-        actions = envs.action_space.sample()
-        first, second = envs.step(actions)[0], wanted.step(actions)[0]
-        assert_same(first, second, "step")
-        next(iter(first.values()))[...] = 0  # they are the caller's to write to, and no hub's memory
-        assert_same(envs.step(actions)[0], wanted.step(actions)[0], "step")
-        assert kept["pose"] is not first["pose"]
-        assert envs.step(actions)[0]["pose"] is first["pose"]
-
-
 @pytest.mark.parametrize("lanes", [pytest.param("wire", marks=pytest.mark.long), "shared"])
 def test_infos_by_env_are_those_of_one_hub(two: list[ServedHub], lanes: str) -> None:
     kind = KINDS["infos"]
@@ -223,33 +206,6 @@ def test_parts_of_a_batch_step_each_env_as_it_steps_alone(two: list[ServedHub], 
             free |= {*env_ids.tolist()}
         assert not actions
         assert_same(envs.step([0] * NUM_ENVS)[0], np.concatenate([one.step([0])[0] for one in alone]), "step")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.value)
-def test_any_space_and_info_of_several_hubs_arrive_as_from_sync_vector_env(
-    five: list[ServedHub], mode: AutoresetMode
-) -> None:
-    @settings(
-        deadline=None, suppress_health_check=list(HealthCheck), max_examples=8, phases=[Phase.generate], database=None
-    )
-    @given(any_space, any_space, runs_of_infos())
-    def holds(observation_space: Any, action_space: Any, infos: list[dict[str, Any]]) -> None:
-        observation_space.seed(1)
-        arguments = {"observation_space": observation_space, "action_space": action_space, "infos": infos}
-        kind = Kind("anything", functools.partial(sims.Anything, **arguments))
-        try:
-            with closing(kind.reference(mode)) as sync:
-                wanted = list(run(sync, mode))
-        except Exception:
-            assume(False)  # infos that Gymnasium itself cannot batch
-        described = {key: spaces.describe(arguments[key]) for key in ("observation_space", "action_space")}
-        each = Kind("anything", sims.anything, [{**arguments, **described}] * NUM_ENVS)
-        with closing(made(each, five, [2, 1, 2], BOTH, autoreset_mode=mode)) as envs:
-            for number, (found, expected) in enumerate(zip(run(envs, mode), wanted, strict=True)):
-                assert_same(tuple(found), tuple(expected), f"record {number}")
-
-    holds()
 
 
 @pytest.mark.long

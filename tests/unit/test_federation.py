@@ -194,10 +194,6 @@ def test_no_more_processes_host_envs_than_there_are() -> None:
     assert processes_of(9, [2, 1]) == [2, 1] and processes_of("auto", [2, 1]) == ["auto"] * 2
 
 
-def test_no_more_hubs_are_taken_than_there_are_envs() -> None:
-    assert placed(1, [Room(1.0, 0.5, None)] * 2) == [1, 0]
-
-
 @pytest.mark.parametrize(("mode", "agrees"), [("same", False), ("different", True)])
 def test_hubs_agree_on_bounds_of_observations_only_where_these_are_the_same(mode: Any, agrees: bool) -> None:
     first, second = (described(observation_spaces=[Box(0, high, (1,))]) for high in (1, 2))
@@ -338,14 +334,6 @@ class Interrupted(OneHub):
         return super().wait(timeout, into)
 
 
-class Unasked(OneHub):
-    """A lane that, as the wire lane, may be asked what is done only where rows are outstanding."""
-
-    def done_rows(self) -> int:
-        assert self.outstanding, "the reply to a RESET is no result of rows"
-        return super().done_rows()
-
-
 class Slow(OneHub):
     """A lane whose rows are not done when it is asked first."""
 
@@ -433,13 +421,6 @@ def test_step_waits_for_the_rows_while_there_is_patience() -> None:
     lost.rebuild.over = True
     assert truncated(lost.lane.wait(None)) == []
     assert lost.hub.begun == ["step [7, 8, 9]"]
-
-
-def test_step_is_a_truncation_where_the_patience_ends() -> None:
-    lost = Lost()
-    for _ in range(3):
-        assert truncated(lost.step()) == [0, 1, 2]
-    assert lost.hub.begun == []
 
 
 def test_step_waits_for_the_rows_where_no_other_hub_serves() -> None:
@@ -539,15 +520,6 @@ def test_lane_of_lost_rows_has_the_name_of_a_lane() -> None:
     assert lane.name == "shared"
 
 
-def test_hub_on_which_no_row_is_outstanding_is_not_asked_what_is_done() -> None:
-    lost = Lost(hub=Unasked)
-    lost.rebuild.over = True
-    lost.reset([False, False, True])
-    lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[[1]]])
-    lost.lane.ask_rows()
-    assert lost.lane.done_rows() == 1 and truncated(lost.lane.wait_rows(1, 0)) == [1]
-
-
 def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller() -> None:
     lost = Lost(hub=Raising)
     maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
@@ -615,37 +587,6 @@ def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: En
         assert ended_by(caught.value) == [4, 5] and lane.outstanding == 3
     lane.taken(np.array(ended_by(caught.value)))
     assert lane.wait_rows(1, 1).env_ids.tolist() == [0]  # type: ignore[union-attr]
-
-
-def test_rows_are_outstanding_no_more_once_their_making_has_failed() -> None:
-    events: list[str] = []
-
-    def remake(rebuild: Rebuild) -> list[Any]:
-        events.append("remake")
-        if len(events) == 1:
-            raise LOSS
-        return ["part"]
-
-    rebuild = Rebuild(LOSS, 0.0, remake, lambda _: events.append("clear"))
-    assert rebuild.wait(10)
-    lost, maker, recovery = Lost(), cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
-    lost.lane.rebuild = rebuild
-    lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
-    lane = FederatedLane(
-        [HubPart("hub-1", range(3), maker, lost.lane)], has_object_leaves=False, copy=True, recovery=recovery
-    )
-    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
-    lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
-    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
-    with pytest.raises(HubLost, match="the hub is gone") as caught:
-        lane.wait_rows(1, 10)
-    assert lane.outstanding == 3 and ended_by(caught.value) == [0, 1, 2] and events == ["remake"]
-    lane.taken(np.array(ended_by(caught.value)))
-    assert lane.outstanding == 0
-    lane.begin_rows(np.arange(3), b"c", [ACTIONS])
-    assert truncated(lane.wait_rows(3, 10)) == [] and lost.hub.begun == ["rows [0, 1, 2] [7, 8, 9]"]
-    rebuild.join()
-    assert events == ["remake", "remake", "clear"] and rebuild.has_ended
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 10.0], ids=["between two steps", "in a step"])

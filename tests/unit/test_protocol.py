@@ -37,9 +37,6 @@ def test_message_without_a_prelude_is_counted_and_not_answered(frames: list[byte
     assert hub.malformed == 1
 
 
-# --- versions and hello -----------------------------------------------------------------------------------------------
-
-
 # --- sessions that are not there --------------------------------------------------------------------------------------
 
 
@@ -173,9 +170,6 @@ def test_request_of_no_session_for_a_dead_hub_names_no_stale_session() -> None:
     assert hub.refused == 1
 
 
-# --- what is no reply -------------------------------------------------------------------------------------------------
-
-
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 
@@ -188,18 +182,6 @@ def test_session_expires_when_its_lease_has_run_out() -> None:
     assert pair.hub.next_expiry_s() == pair.now_s + 60.0
     assert pair.hub.expired(pair.now_s + 59.9) == []
     assert pair.hub.expired(pair.now_s + 60.0) == [TOKEN]
-
-
-def test_client_is_said_to_have_returned_once_and_only_if_its_lease_ran() -> None:
-    pair = joined()
-    assert pair.hub.returned == []
-    step_on_its_way(pair)
-    pair.disconnect()
-    pair.reconnect()
-    pair.advance(0)
-    pair.settle()
-    assert pair.hub.returned == [TOKEN]
-    assert pair.hub.leases == {}
 
 
 # --- when a hub is lost -----------------------------------------------------------------------------------------------

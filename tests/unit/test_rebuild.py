@@ -152,15 +152,6 @@ def test_attributes_are_set_again_before_the_rows_are_used() -> None:
     assert [(each.name, len(each.values)) for each in scene.opener.hub.asked] == [("wind", 3), ("level", 3)]
 
 
-def test_most_losses_in_a_row_count_where_several_sessions_are_gone() -> None:
-    scene = Scene()
-    others = [HubPart("hub-1", range(3, 6), maker(Hub("hub-1")), LANE) for _ in range(2)]
-    for part, losses in zip(others, (2, 1), strict=True):
-        part.maker.adopted_s, part.maker.losses = time.monotonic(), losses
-    rebuild = scene.rebuilder.rebuild(scene.part, others, errors.SessionLost("ended"))
-    assert rebuild.wait(10) and [part.maker.losses for part in rebuild.parts()] == [3]
-
-
 def test_patience_began_with_the_silence_of_the_hub_and_has_no_end_where_no_other_row_waits() -> None:
     scene = Scene()
     scene.gone.protocol = SimpleNamespace(silence_s=lambda now_s: 0.75)
@@ -320,11 +311,6 @@ def test_pauses_grow_where_a_hub_refuses_and_begin_longer_after_losses(
     assert made_again(
         Makes(*[error] * 3), LOSS, losses, 60.0, lambda: True, False
     ) == "made" and times.pauses == pytest.approx(pauses)
-
-
-def test_making_goes_on_after_fewer_deaths_than_are_too_many(times: Times) -> None:
-    died = [errors.WorkerDied("died")] * (DEATHS_MAX - 1)
-    assert made_again(Makes(*died, errors.RequestRefused("no")), LOSS, 0, 60.0, lambda: True, False) == "made"
 
 
 def test_making_ends_with_the_deaths_that_are_too_many(times: Times) -> None:

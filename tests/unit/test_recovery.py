@@ -317,18 +317,6 @@ def test_reset_that_no_hub_survives_is_given_up() -> None:
     assert hubs.losses[:ATTEMPTS_MAX] == [f"hub {100 * number} is lost" for number in range(ATTEMPTS_MAX)]
 
 
-def test_without_another_hub_it_is_raised_and_tried_again() -> None:
-    hubs = Hubs(count=1)
-    hubs.reset()
-    hubs.lose()
-    for _ in range(2):
-        with pytest.raises(HubLost, match="no other"):
-            hubs.step()
-    hubs.left.append(Hub(500))
-    assert truncated(hubs.step()) == [0, 1, 2]
-    assert seen(hubs.step()) == [500, 500, 500]
-
-
 @pytest.mark.parametrize("found", ["there", "where it is made again"])
 def test_only_hub_that_does_not_let_the_program_in_is_no_loss(found: str) -> None:
     hubs = Hubs()
@@ -353,23 +341,6 @@ def test_envs_that_were_sent_to_a_hub_that_denies_access_are_in_the_error() -> N
     with pytest.raises(AccessDenied) as caught:
         hubs.lane.wait_rows(1, None)
     assert ended_by(caught.value) == [0, 2]
-
-
-@pytest.mark.parametrize("resets", [False, True])
-def test_request_that_an_interrupt_has_met_in_the_new_session_is_begun_once(resets: bool) -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.step()
-    hubs.lose()
-    truncations = [] if resets else [truncated(hubs.step())]
-    hubs.interrupts = 1
-    hubs.now.interrupts = 1
-    with pytest.raises(KeyboardInterrupt):
-        hubs.reset() if resets else hubs.step()
-    batch = hubs.lane.wait(None)
-    assert seen(batch) == ([0] * 3 if resets else [100] * 3) and truncations in ([], [[0, 1, 2]])
-    assert hubs.now.posted == ["reset" if resets else "step"]
-    assert truncated(hubs.step()) == []
 
 
 @pytest.mark.parametrize("kind", ["step", "reset", "rows"])
@@ -420,15 +391,6 @@ def test_envs_under_way_by_parts_are_truncated_and_the_others_when_they_are_sent
     assert truncated(part) == [] and seen(part) == [101, 100, 100]
 
 
-def test_send_that_finds_the_hub_lost_is_told_by_the_next_receive() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.lose()
-    hubs.send(1)
-    assert hubs.lane.outstanding == 1
-    assert truncated(hubs.receive(1)) == [1] and hubs.lane.outstanding == 0
-
-
 def test_request_whose_results_break_the_protocol_in_each_session_fails() -> None:
     hubs = Hubs()
     for _ in range(2):  # requests
@@ -440,11 +402,3 @@ def test_request_whose_results_break_the_protocol_in_each_session_fails() -> Non
             hubs.lane.breach(0, "an info that is none")
         hubs.lane.give_up()
     assert len(hubs.losses) == 2 * (ATTEMPTS_MAX - 1)
-
-
-def test_step_whose_results_break_the_protocol_is_a_truncation() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.step()
-    hubs.lane.breach(0, "an info that is none")
-    assert truncated(hubs.lane.wait(None)) == [0, 1, 2] and hubs.losses == ["an info that is none"]

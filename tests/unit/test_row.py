@@ -147,14 +147,6 @@ def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
 # --- infos ------------------------------------------------------------------------------------------------------------
 
 
-def test_small_info_is_in_the_arena_until_the_next_step() -> None:
-    place = begun()
-    place.step(GIVE_INFO)
-    assert place.info == {"n": 1}
-    place.step()
-    assert place.info is None
-
-
 def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> None:
     announced: dict[int, Any] = {}
     columns = Writer(INFO_BYTES, lambda number, example: announced.__setitem__(number, codec.decode(example)))
@@ -390,13 +382,6 @@ def test_row_goes_on_from_the_slot_that_holds_its_last_observation(pending: bool
     assert place.observation == [1, 1]
 
 
-def test_row_that_is_done_repeats_nothing() -> None:
-    place = begun()
-    place.step()
-    place.row.repeat_last()  # as where a worker does a reset once more that the one before it has half done
-    assert place.observation == [1, 1] and place.other_slot == [1, 0]
-
-
 # --- object leaves ----------------------------------------------------------------------------------------------------
 
 
@@ -430,11 +415,6 @@ def talking() -> Iterator[Place]:
 def said(place: Place) -> tuple[Any, Any]:
     objects, info = place.info
     return codec.decode(objects) if objects else None, codec.decode(info) if info else None
-
-
-def test_object_leaves_travel_with_the_info(talking: Place) -> None:
-    assert said(talking) == (["word1"], {"n": 1})
-    assert talking.arena.observations[0][talking.slot, MINE] == 1
 
 
 def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Place) -> None:

@@ -85,7 +85,6 @@ from sessions import (
     RAISED,
     RECIPE,
     SHUTTING_DOWN,
-    WIDER,
     Session,
     begun,
     built,
@@ -225,12 +224,6 @@ def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Rec
 def test_second_env_fails_the_session_whose_envs_cannot_have_a_process_each(made: dict[str, Any]) -> None:
     session = making(**made)
     assert Fail(SECOND) in session.said(0, RowFailed(SECOND))
-
-
-@pytest.mark.parametrize("machine", [Machine((0,), 1, workers_max=3), Machine((0, 1, 2), 3, workers_max=2)])
-def test_envs_have_a_process_each_where_there_is_room_for_just_so_many(machine: Machine) -> None:
-    session = making(machine=machine)
-    separated(session, session.said(0, RowFailed(SECOND)))
 
 
 def test_only_env_of_a_worker_and_envs_that_are_made_have_a_process_that_fails_the_session() -> None:
@@ -407,62 +400,12 @@ def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trou
     assert learned(session) == EnvFacts(())  # later sessions do without from the start
 
 
-@pytest.mark.parametrize(("found", "noted"), [(["torch"], ("torch",)), ([], ()), (None, ())])
-def test_what_envs_import_as_they_are_made_is_noted_too(found: list[str] | None, noted: tuple[str, ...]) -> None:
-    session = told_to_share(None)
-    session.handle(events.Made())
-    for message in (Imported([]), replace(built(), libraries=found)):
-        for worker in (0, 1):
-            session.said(worker, message)
-    assert learned(session) == EnvFacts(noted)
-
-
-def test_worker_that_had_built_waits_again_when_it_makes_its_envs_without_libraries() -> None:
-    session = sharing()
-    session.said(1, built())
-    session.exited(1)
-    assert session.said(0, built()) == [] and session.phase is Phase.BUILDING
-    session.said(1, built())
-    assert session.phase is Phase.MAPPING
-    session = sharing()
-    for worker in (0, 1):
-        session.said(worker, built())
-    assert only(Fail, session.exited(1))  # as it mapped the arena, which libraries have no part in
-
-
-@pytest.mark.parametrize(
-    "last", [built(), RowFailed(RAISED), Imported(["torch"])], ids=lambda said: type(said).__name__
-)
-def test_worker_that_is_to_make_its_envs_once_more_has_nothing_more_to_say(last: object) -> None:
-    session = sharing()
-    assert session.said(1, Imported(None)) == [Kill(1)]
-    assert session.said(0, built()) == []
-    assert session.said(1, last) == []  # it said so before it was killed
-    assert session.phase is Phase.BUILDING
-    assert StartProcesses((2,)) in session.exited(1)
-    session.said(1, built())
-    assert session.phase is Phase.MAPPING
-
-
-def test_worker_that_starts_before_another_makes_its_envs_once_more_has_no_libraries_either() -> None:
-    session = making(libraries=("torch",))
-    assert session.said(1, Imported(None)) == [Kill(1)]
-    assert StartProcesses((2,)) in session.said(0, replace(built(), fit=False))
-
-
 def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_again() -> None:
     session = sharing()
     session.said(1, RowFailed(RAISED))
     session.exited(1)
     ends = session.said(1, RowFailed(RAISED))
     assert Fail(RAISED) in ends and every(Kill, ends) == [Kill(0), Kill(2)]
-
-
-def test_worker_whose_env_hangs_while_it_is_made_is_not_tried_again_without_libraries() -> None:
-    session = sharing()
-    session.said(1, Imported(["torch"]))
-    session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
-    assert only(Fail, session.exited(1))
 
 
 @pytest.mark.parametrize("tried", [False, True])
@@ -507,13 +450,6 @@ def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None
     failure = only(Fail, ends).failure
     assert failure.code == "limit" and every(Kill, ends) == [Kill(0)]
     assert "have no place in shared memory: an observation space of 1001 leaves" in failure.message
-
-
-def test_session_that_is_abandoned_before_its_first_envs_are_made_ends() -> None:
-    session = undecided()
-    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), *map(Kill, range(4))]
-    ends = [session.exited(worker, ExitCause("was ended by SIGKILL")) for worker in range(4)]
-    assert ends == [[], [], [], [End()]]
 
 
 def sized(workers: int, chosen: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
@@ -598,15 +534,6 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session.said(0, built())
     assert HandOver(0, 0, Serve([7])) in session.said(0, Mapped())
     assert session.replacement.seeds(session.slots[0], 1) == [reseeded(7, 1)]
-
-
-def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
-    session = begun(observation_mode="different")
-    session.said(0, built(OBSERVATION, OBSERVATION))
-    session.said(1, built(WIDER))
-    session.said(0, Mapped())
-    answer = only(Answer, session.said(1, Mapped()))
-    assert answer.message.observation_spaces == [OBSERVATION, WIDER, OBSERVATION]
 
 
 @pytest.mark.parametrize("mode", ["any", "first"])
@@ -696,14 +623,6 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
 
 
 # --- step -------------------------------------------------------------------------------------------------------------
-
-
-def test_step_drives_all_rows_and_is_answered_with_the_arrays() -> None:
-    session = ready()
-    assert session.request(Step(b"\x04")) == [PostStep()]
-    assert session.requests.asked
-    assert session.rows_done() == [Answer(Done(), arrays=True)]
-    assert not session.requests.asked
 
 
 def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_on() -> None:
@@ -957,22 +876,11 @@ def test_process_that_ends_while_it_closes_its_envs_is_told() -> None:
     assert session.exited(0) == [Notify("envs_cut_short", why), Answer(Done()), End()]
 
 
-def test_client_that_takes_over_learns_the_modes_of_the_session() -> None:
-    made = ready(1, 1, autoreset_mode="SameStep", observation_mode="different").made
-    assert made is not None and (made.autoreset_mode, made.observation_mode) == ("SameStep", "different")
-
-
 def test_requests_while_closing_are_refused() -> None:
     session = ready()
     session.handle(events.LeaseExpired())
     fail = only(Fail, session.request(Step(b"\x04")))
     assert "closing" in fail.failure.message
-
-
-def test_requests_while_the_session_of_a_hub_that_shuts_down_closes_are_told_so() -> None:
-    session = ready()
-    session.handle(DRAINING)
-    assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
 
 
 def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> None:
@@ -981,15 +889,6 @@ def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> No
     assert session.handle(DRAINING) == [Goodbye(SHUTTING_DOWN), Tell(0, CloseEnvs())]
     assert session.request(Close()) == [] and not session.attachable
     assert session.closed(0) == [Answer(Done()), End()]
-
-
-def test_abandoned_session_tells_the_request_under_way_why() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
-    assert session.handle(events.Abandoned(SHUTTING_DOWN)) == [Fail(SHUTTING_DOWN), Kill(0), Kill(1)]
-    session.exited(0)
-    cut = "envs 0, 1, 2 ended before close was over: the hub is shutting down"
-    assert session.exited(1) == [Notify("envs_cut_short", cut), End()]
 
 
 def test_client_that_waits_for_the_end_of_an_abandoned_session_is_told_first_which_envs_were_cut_short() -> None:
@@ -1021,14 +920,6 @@ def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
     ends = session.rows_done()
     assert only(Answer, ends) and Goodbye(SHUTTING_DOWN) in ends
     assert every(Tell, ends) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
-
-
-def test_hub_that_shuts_down_waits_no_longer_than_the_request_though_it_found_it_under_way() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
-    session.handle(DRAINING)
-    session.elapsed(0.1, quiescent=False)
-    assert Goodbye(SHUTTING_DOWN) in session.rows_done()
 
 
 def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_than_the_hub() -> None:
@@ -1103,20 +994,6 @@ def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
     assert answer == [Answer(Done(), rows=((0, b"small"), (2, b"large")), part=(0, 2))]
     fail = only(Fail, session.request(Receive(1)))
     assert "no env is under way" in fail.failure.message
-
-
-def test_part_is_sent_while_another_one_is_under_way_and_looked_after() -> None:
-    session = ready()
-    assert session.next_deadline_s() == math.inf
-    assert session.handle(events.PartDone((0,))) == []  # nobody receives
-    session.sends(0)
-    assert session.next_deadline_s() < math.inf
-    assert session.request(Send([1], b"\x04"), quiescent=False) == [PostPart()]
-    session.handle(events.PartPosted(1))
-    for row in (0, 1):
-        assert session.request(Receive(1)) == [TakePart(1)]
-        session.handle(events.PartDone((row,)))
-    assert session.elapsed(60.0) == [] and session.next_deadline_s() == math.inf
 
 
 def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
@@ -1276,40 +1153,11 @@ def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_wait
     assert [type(each) for each in done] == [HandOver, Learn, TakeDrive, AnswerAttach] and session.phase is Phase.READY
 
 
-def test_client_that_takes_over_before_the_envs_are_made_may_end_the_session() -> None:
-    session = begun(1, 1)
-    session.handle(events.Attached(quiescent=True))
-    refused, *killed = session.request(Close(terminate=True))
-    assert isinstance(refused, FailAttach) and killed == [Kill(0)]
-    assert session.exited(0)[0] == Answer(Done()) and session.phase is Phase.ENDED
-
-
-def test_client_that_takes_over_before_the_envs_are_made_is_refused_if_they_cannot_be_made() -> None:
-    session = begun(1, 1)
-    session.handle(events.Attached(quiescent=True))
-    refused, *_ = session.said(0, RowFailed(Failure("env_error", "env", "no licence", env_index=0)))
-    assert isinstance(refused, FailAttach)
-
-
-def test_workers_are_looked_after_soon_once_a_client_drives() -> None:
-    session = ready()
-    session.handle(events.SideConnected(quiescent=True), 5.0)
-    assert session.next_deadline_s() == 5.0 + SAMPLE_S
-
-
 def test_takeover_waits_for_the_request_under_way() -> None:
     session = ready()
     session.request(Step(b"\x04"))
     assert session.handle(events.Attached(quiescent=False)) == [Transfer()]
     ended = session.rows_done()
-    assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
-
-
-def test_takeover_waits_for_the_call_under_way() -> None:
-    session = ready(1, 1)
-    session.request(Call("x", b""))
-    assert session.handle(events.Attached(quiescent=False)) == [Transfer()]
-    ended = session.said(0, CallResults([b""]))
     assert only(Answer, ended) and ended[-2:] == [TakeDrive(), AnswerAttach()]
 
 
@@ -1439,14 +1287,6 @@ def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
     session = ready(3, 2)
     assert session.said(0, RowInfo(1, b"of worker 1")) == []
     assert session.said(1, Suspicious(1, "an info")) == []
-
-
-def test_second_client_that_takes_over_waits_like_the_first() -> None:
-    session = ready(3, 2)
-    session.request(Step(b"\x04"))
-    session.handle(events.Attached(quiescent=False))
-    again = session.handle(events.Attached(quiescent=False))
-    assert not [each for each in again if isinstance(each, AnswerAttach)] and session.ownership.takeover_pending
 
 
 def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:

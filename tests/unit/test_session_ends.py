@@ -10,9 +10,9 @@ from pathlib import Path
 import logged_events
 import pytest
 from envhub_server.ipc.control import CloseEnvs, RowFailed
-from envhub_server.session.state import OVER, TRANSITIONS, Phase
+from envhub_server.session.state import OVER, TRANSITIONS
 from pages import section
-from recorder import Answer, Effect, Fail, Kill, Tell, events
+from recorder import Effect, Fail, Kill, Tell, events
 from sessions import Session, begun, every, ready
 
 from envhub.protocol.hub import SHUTTING_DOWN
@@ -103,17 +103,3 @@ def test_end_treats_its_envs_and_its_client_as_the_page_says(end: str) -> None:
     kept = "kept, until the client closes" in envs
     assert kept or envs.startswith("killed" if isinstance(orders[0], Kill) else "closed")
     assert not code or f"`{code}`" in seen or code == "factory_failed"
-
-
-def test_envs_at_work_are_asked_to_close_when_the_lease_runs_out_or_the_hub_has_drained() -> None:
-    assert every(Tell, at_work(ready()).handle(events.LeaseExpired())) == CLOSED
-    drained(session := at_work(ready()))
-    ended = session.elapsed(10.0)
-    assert every(Tell, ended) == CLOSED and every(Fail, ended) == [Fail(SHUTTING_DOWN)]
-
-
-def test_client_that_terminates_gets_its_answer_once_the_processes_have_ended() -> None:
-    session = ready()
-    session.request(Close(terminate=True))
-    session.exited(0)
-    assert every(Answer, session.exited(1)) and session.phase is Phase.ENDED

@@ -18,7 +18,7 @@ from envhub_server.ipc.control import (
     TakePlace,
 )
 from envhub_server.session.replacement import SPARE_RETRY_MAX_S, SPARE_RETRY_S
-from envhub_server.session.slots import SAMPLE_S, Stage
+from envhub_server.session.slots import Stage
 from envhub_server.session.state import Phase
 from envhub_server.session.supervision import MEMORY_S, STACKS_S
 from recorder import (
@@ -80,25 +80,6 @@ def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -
     assert (handed.slot, handed.process) == (1, 2)
     assert session.restarts == 1 and list(session.slots.spares) == [3]
     assert session.elapsed(60.0) == []  # no other process is started for the worker
-
-
-def test_spare_that_takes_the_place_of_one_that_ended_as_it_took_over_has_all_of_its_time() -> None:
-    session = spared(faults=Faults(init_s=60.0))
-    session.exited(0, now_s=0.0)  # the spare maps the arena in its place
-    session.said(3, built())
-    assert session.slots[0].stage is Stage.MAPPING and not session.sampled(0.0, 25.0)
-    session.exited(0, now_s=25.0)
-    assert session.slots[0].stage is Stage.MAPPING
-    session.said(4, built(), now_s=25.0)
-    assert not session.sampled(25.0, 50.0)
-
-
-def test_spare_of_an_idle_session_is_looked_after_while_it_is_made() -> None:
-    session = spared()
-    session.elapsed(1.0)
-    assert session.next_deadline_s() == math.inf
-    assert StartProcesses((3,), spare=True) in session.exited(1, now_s=5.0)
-    assert session.next_deadline_s() == 5.0 + SAMPLE_S
 
 
 def test_process_that_is_started_for_a_lost_worker_becomes_the_spare_if_a_spare_is_ready_first() -> None:
@@ -183,15 +164,6 @@ def test_spare_that_is_about_to_be_ended_as_it_was_late_takes_no_place() -> None
     assert len(session.exited(0, now_s=1.2)) == 1
 
 
-def test_process_that_became_the_spare_and_the_one_that_took_its_place_may_hang_both() -> None:
-    session = ready(faults=Faults(init_s=1.0), **SPARES)
-    session.exited(0)
-    session.elapsed(0.2)
-    assert Assign(0, 2) in session.said(2, built(), now_s=0.2)
-    late = every(ReportLate, session.sampled(0.2, 1.5))
-    assert [(each.process, each.late.row) for each in late] == [(2, 0), (3, 0)]
-
-
 def test_session_ends_with_its_spares() -> None:
     session = spared()
     told = session.request(Close())
@@ -204,17 +176,6 @@ def test_broken_session_keeps_no_spares() -> None:
     session = spared(faults=Faults(restarts_max=0))
     assert Kill(2) in session.exited(0) and session.phase is Phase.BROKEN
     assert session.exited(2) == []
-
-
-def test_limit_of_memory_is_that_of_the_process_that_has_a_workers_place_now() -> None:
-    session = ready(hosting=Hosting(spares=1, memory_max=MIB))
-    session.exited(0)
-    session.elapsed(0.2)
-    assert Kill(3) in session.elapsed(0.5, memory={3: 2 * MIB})  # while it makes its envs again
-    assert Assign(0, 2) in session.said(2, built(), now_s=0.5)
-    session.said(0, Mapped(), now_s=0.5)
-    assert session.elapsed(1.0, memory={2: MIB, 3: 2 * MIB}) == []  # that one is about to end
-    assert Kill(2) in session.elapsed(1.5, memory={2: 2 * MIB})
 
 
 def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() -> None:
@@ -235,18 +196,6 @@ def test_draining_hub_makes_no_more_spares() -> None:
     session.request(Call("pid", b"", []))
     session.handle(events.Draining(10.0, 20.0, quiescent=True))
     assert not every(StartProcesses, session.exited(1, KILLED))
-
-
-@pytest.mark.parametrize("drains_first", [False, True])
-def test_draining_hub_does_not_wake_for_a_spare_that_it_does_not_make(drains_first: bool) -> None:
-    session = ready(**SPARES)
-    session.request(Call("pid", b"", []))
-    if drains_first:
-        session.handle(events.Draining(10.0, 20.0, quiescent=True))
-    session.exited(2)
-    if not drains_first:
-        session.handle(events.Draining(10.0, 20.0, quiescent=True))
-    assert session.elapsed(SPARE_RETRY_S) == [] and session.next_deadline_s() > SPARE_RETRY_S
 
 
 def test_spare_that_no_process_can_be_had_for_is_tried_again_later() -> None:
@@ -342,27 +291,6 @@ def test_workers_are_recycled_one_after_the_other() -> None:
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
 
-def test_worker_that_was_lost_before_its_turn_is_not_recycled() -> None:
-    session = ready(**WORN)
-    for worker in (0, 1):
-        session.said(worker, EpisodesDone())
-    session.exited(1)
-    replaced = session.said(2, built())  # the first spare goes to the lost worker
-    assert only(Assign, replaced) == Assign(1, 2) and StartProcesses((3,), spare=True) in replaced
-    session.said(1, Mapped())
-    assert session.slots[0].due_for_recycling and not session.slots[1].due_for_recycling
-
-
-def test_worker_that_has_served_longest_is_recycled_first() -> None:
-    session = ready(3, 3, **WORN)
-    session.said(0, EpisodesDone())
-    recycled(session, 0, 3, now_s=5.0)
-    session.ended(0, now_s=5.1)
-    for worker in (2, 1, 0):
-        session.said(worker, EpisodesDone(), now_s=6.0)
-    assert places(recycled(session, 1, 4, now_s=7.0)) == [(2, [2])]
-
-
 def test_spare_that_is_there_takes_over_and_another_one_is_made() -> None:
     session = spared(hosting=Hosting(spares=1, recycle=Recycle(episodes=10)))
     begun = session.said(1, EpisodesDone())
@@ -442,14 +370,6 @@ def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> 
     session = ready(hosting=Hosting(spares=1), faults=Faults(restarts_max=0))
     session.exited(1)
     assert session.phase is Phase.BROKEN and session.said(2, built()) == []
-
-
-def test_session_ends_while_a_worker_is_recycled() -> None:
-    session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.request(Close())
-    assert session.exited(0) == session.exited(1) == []
-    assert every(End, session.exited(2))
 
 
 def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:

@@ -398,12 +398,6 @@ def test_what_other_workers_still_say_after_the_last_end_is_nothing() -> None:
     assert session.phase is Phase.BROKEN
 
 
-def test_broken_session_closes_the_envs_that_are_left() -> None:
-    session = broken()
-    assert session.request(Close()) == [Tell(1, CloseEnvs())]
-    assert session.closed(1) == [Answer(Done()), End()]
-
-
 def test_worker_that_makes_its_envs_again_is_not_waited_for_at_the_end() -> None:
     session = ready(2, 2)
     session.exited(0)
@@ -454,14 +448,6 @@ def test_worker_that_says_again_what_is_known_changes_nothing() -> None:
     assert (
         session.said(0, FirstBuilt(True, 1)) == [] and session.slots[0].process.first is None
     )  # the number is decided
-
-
-def test_process_that_takes_a_lost_workers_place_is_given_the_arena_once() -> None:
-    session = ready()
-    session.exited(0)
-    session.elapsed(1.0)
-    only(GiveArena, session.said(0, built(), now_s=1.0))
-    assert session.said(0, built(), now_s=1.0) == []
 
 
 def test_spare_that_has_ended_is_nothing_any_more() -> None:
@@ -565,15 +551,6 @@ def test_process_that_cannot_be_started_again_is_tried_later() -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_idle_session_has_no_deadline() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
-    assert session.next_deadline_s() == SAMPLE_S
-    session.rows_done()
-    session.elapsed(SAMPLE_S)
-    assert session.next_deadline_s() == math.inf
-
-
 @pytest.mark.parametrize("request_", [Step(b"\x04"), Reset()])
 def test_steps_are_looked_after_also_where_each_is_shorter_than_the_time_between_samples(request_: Any) -> None:
     session = ready()
@@ -583,19 +560,6 @@ def test_steps_are_looked_after_also_where_each_is_shorter_than_the_time_between
         session.request(request_, now_s=now_s)
         assert session.next_deadline_s() == 5.0 + SAMPLE_S
         session.rows_done()
-
-
-def test_sample_of_an_earlier_request_is_no_deadline_of_the_next() -> None:
-    session = ready()
-    session.request(Call("x", b""), now_s=0.0)
-    session.said(0, CallResults([b"", b""]))
-    session.said(1, CallResults([b""]))
-    assert session.next_deadline_s() == math.inf
-    session.request(Step(b"\x04"), now_s=100.0)
-    assert session.next_deadline_s() == 100.0 + SAMPLE_S
-    session.rows_done()
-    session.request(Call("x", b""), now_s=200.0)
-    assert session.next_deadline_s() == 200.0 + SAMPLE_S
 
 
 def test_process_that_cannot_build_its_envs_while_the_session_closes_is_not_told() -> None:
@@ -620,19 +584,6 @@ def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> No
     for quiescent, wait_s in ((False, SAMPLE_S), (True, SAMPLE_S), (True, 2 * SAMPLE_S)):
         session.elapsed(now_s, quiescent=quiescent)
         assert session.next_deadline_s() - now_s == pytest.approx(wait_s)
-
-
-@pytest.mark.parametrize("taken_over", [False, True])
-def test_session_that_is_made_or_taken_over_is_looked_after_as_often_all_the_time(taken_over: bool) -> None:
-    session = shared(faults=Faults(restart_wait_s=60.0)) if taken_over else begun()
-    if taken_over:
-        for now_s in range(10):
-            session.elapsed(now_s)  # the client does not step
-        session.handle(events.Attached(quiescent=True), 10.0)
-        assert session.next_deadline_s() == 10.0 + SAMPLE_S
-    for now_s in range(11, 20):
-        session.elapsed(now_s)
-        assert session.next_deadline_s() == now_s + SAMPLE_S
 
 
 def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> None:
@@ -936,13 +887,6 @@ def test_no_replay_is_kept_of_an_env_that_is_not_the_workers(row: int | None) ->
 # --- what is refused, told and planned --------------------------------------------------------------------------------
 
 
-def test_end_is_expected_of_the_workers_of_a_session_that_closes() -> None:
-    session = ready()
-    assert not session.expects_end(0) and session.processes == 2
-    session.request(Close())
-    assert session.expects_end(0)
-
-
 def test_client_does_not_drive_a_session_that_has_broken() -> None:
     session = shared(faults=Faults(restarts_max=0))
     session.request(Reset())
@@ -959,22 +903,6 @@ def test_failure_of_no_env_comes_before_those_of_envs(last: int) -> None:
     for number in (1 - last, last):
         told = session.said(number, CallFailed(failures[number]))
     assert only(Fail, told).failure.message == "of none"
-
-
-def test_failure_of_a_worker_that_maps_the_arena_ends_the_making() -> None:
-    session = begun()
-    for worker in range(2):
-        session.said(worker, built())
-    session.slots[0].process.shares = True
-    only(Fail, session.said(0, RowFailed(Failure("factory_failed", "session", "no", worker=0))))
-    assert session.phase is Phase.CLOSING
-
-
-def test_rows_that_wait_are_nothing_to_be_done() -> None:
-    session = ready()
-    assert session.handle(events.RowsWaiting(0)) == []
-    session.exited(0)
-    assert session.handle(events.RowsWaiting(0), 1.0) == []
 
 
 @pytest.mark.parametrize("kind", ["init", "step", "reset"])

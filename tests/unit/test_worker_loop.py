@@ -41,7 +41,6 @@ from envhub.arena.memory import (
     OP_PART,
     OP_RESET,
     OP_STEP,
-    REPORT_PENDING,
     STATUS_INFO,
     STATUS_OK,
     STATUS_RAISED,
@@ -52,7 +51,7 @@ from envhub.arena.memory import (
     allocate,
 )
 from envhub.protocol import messages
-from envhub.protocol.messages import Failure, Make
+from envhub.protocol.messages import Make
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
 
@@ -335,16 +334,6 @@ def test_bell_of_the_driver_is_rung_and_the_hubs_for_an_unknown_driver(driver: i
 # --- rings and posts --------------------------------------------------------------------------------------------------
 
 
-def test_ring_without_a_post_does_nothing() -> None:
-    with serving() as hub:
-        for _ in range(3):
-            hub.ring()
-            assert hub.call("length") == [0] * ROWS
-        assert hub.rings() == 0
-        hub.step()
-        assert hub.call("length") == [1] * ROWS
-
-
 @pytest.mark.parametrize("bell", ["bell", "client_bell"])
 def test_worker_is_woken_by_the_hub_and_by_a_client(bell: str) -> None:
     with serving() as hub:
@@ -444,13 +433,6 @@ def test_actions_out_of_band_wait_for_their_message() -> None:
 # --- parts of a batch -------------------------------------------------------------------------------------------------
 
 
-def test_driver_is_rung_for_every_row_of_a_part() -> None:
-    with serving() as hub:
-        hub.post_rows([0, 1, 2])
-        assert hub.call("length") == [1, 1, 1, 0]
-        assert hub.rings() == 3  # and not once more at the end
-
-
 def test_driver_is_rung_for_a_row_of_a_part_before_the_next_is_stepped() -> None:
     with serving() as hub:
         rung: list[int] = []
@@ -487,17 +469,6 @@ def test_arena_of_another_layout_ends_the_worker() -> None:
         hub.tell(message, [hub.memory.fileno(), *hub.bells])
         with pytest.raises(ValueError, match="not an arena"):
             hub.worker.run()
-
-
-# --- envs that replace others -----------------------------------------------------------------------------------------
-
-
-def test_such_a_failure_is_raised_where_other_exceptions_are_truncations() -> None:
-    with mapped(on_exception="truncate") as hub:
-        hub.arena.needs_reset[:] = REPORT_PENDING
-        hub.tell(control.Serve(failure=Failure("worker_died", "request", "it died", env_index=0, worker=0)))
-        hub.step()
-        assert hub.arena.status.tolist() == [STATUS_RAISED] * ROWS and len(made) == ROWS
 
 
 # --- envs that raise --------------------------------------------------------------------------------------------------

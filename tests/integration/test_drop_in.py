@@ -24,7 +24,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import sims
-from gymnasium.vector import AutoresetMode
 from same import assert_same
 
 import envhub
@@ -81,32 +80,6 @@ def episode_statistics(vectorizer: Vectorizer) -> list[Any]:
     return [infos["episode"]["r"], infos["episode"]["l"], infos["_episode"]]
 
 
-def masked_resets(vectorizer: Vectorizer) -> list[Any]:
-    """The page on autoreset modes: resets by mask under DISABLED."""
-    envs = vectorizer([lambda: gym.make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.DISABLED)
-    said = list(envs.reset(seed=5))
-    envs.action_space.seed(5)
-    for _ in range(60):
-        results = envs.step(envs.action_space.sample())
-        said += results
-        done = results[2] | results[3]
-        if done.any():
-            said += envs.reset(options={"reset_mask": done})
-    envs.close()
-    return said
-
-
-def same_step(vectorizer: Vectorizer) -> list[Any]:
-    """The page on autoreset modes: what an episode's last step brings under SAME_STEP."""
-    envs = vectorizer([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode="SameStep")
-    envs.reset(seed=9)
-    infos: dict[str, Any] = {}
-    while "final_obs" not in infos:
-        *results, infos = envs.step([1, 0])
-    envs.close()
-    return [*results, infos]
-
-
 def asynchronous(vectorizer: Vectorizer) -> list[Any]:
     """The two halves of reset and step."""
     envs = vectorizer([lambda: gym.make("CartPole-v1")] * 2)
@@ -118,9 +91,7 @@ def asynchronous(vectorizer: Vectorizer) -> list[Any]:
     return said
 
 
-@pytest.mark.parametrize(
-    "example", [pendulums, cart_poles, attributes, episode_statistics, masked_resets, same_step, asynchronous]
-)
+@pytest.mark.parametrize("example", [pendulums, cart_poles, attributes, episode_statistics, asynchronous])
 def test_examples_of_the_documentation_run_with_the_import_changed(example: Any) -> None:
     wanted, found = (example(vectorizer) for vectorizer in BOTH)
     assert_same(found, wanted, example.__name__)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -325,22 +324,6 @@ def test_request_after_an_interrupted_wait_for_lost_envs_begins_at_once(tmp_path
         permit.touch()
         assert envs.recv()[0][:, 0].tolist() == [0, 0]
         assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
-
-
-@pytest.mark.long
-def test_close_while_the_envs_are_made_again_ends_that(tmp_path: Path) -> None:
-    permit = tmp_path / "permit"
-    permit.touch()
-    with closing(envhub.make_vec([lambda: Permitted(permit)] * 2, on_hub_loss="recreate")) as envs:
-        envs.reset()
-        permit.unlink()
-        kill_private_hub()
-        envs.step_async([0, 0])
-        with pytest.raises(envhub.HubTimeout):
-            envs.step_wait(timeout=0.2)
-        envs.drop_pending()
-    assert wait_until(lambda: not [each for each in threading.enumerate() if each.name == "envhub-rebuild"])
-    assert wait_until(lambda: not worker_processes(os.getpid()))
 
 
 @pytest.mark.long

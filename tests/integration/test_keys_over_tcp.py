@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -623,42 +622,6 @@ def test_audit_says_who_did_what_from_where_and_has_no_secret(tmp_path: Path, ke
     assert token not in text
     secrets = keys_of(token_of_alice).secret, keys.secret()
     assert not any(secret_text_of(each).reveal_secret() in text for each in secrets)
-
-
-@pytest.mark.long
-def test_clients_of_a_hub_that_is_started_again_are_no_strangers(tmp_path: Path, keys: KeyFolder) -> None:
-    bind = f"tcp://127.0.0.1:{free_port()}"
-    address = address_of(admitted(keys, "alice"), bind)
-    arguments = ("CartPole-v1", "--keys", str(keys.path))
-    with serve(tmp_path, *arguments, binds=[bind]) as hub:
-        envs = envhub.make_vec("CartPole-v1", 1, hub=address, on_hub_loss="recreate")
-        envs.reset()
-        lost = envs.token
-        hub.process.kill()
-        hub.process.wait()
-    with serve(tmp_path, *arguments, binds=[bind]) as hub, closing(envs):
-        while envs.token == lost:
-            envs.step(np.zeros(1, int))
-        for _ in range(3):  # as a client looks whether its hub is back
-            socket.create_connection(("127.0.0.1", int(bind.rpartition(":")[2]))).close()
-        assert wait_until(lambda: '"handshake_unfinished"' in hub.log)
-        unknown = [json.loads(line) for line in hub.log.splitlines() if '"session_unknown"' in line]
-        assert [(line["level"], line["client"], line["session"]) for line in unknown] == [("info", "alice", lost[:8])]
-        assert "client_refused" not in hub.log
-        with envhub.connect(address) as client:
-            assert client.stats()["handshakes_refused"] == 0
-        assert {(line["event"], line.get("client", "")) for line in hub.audit} == {
-            ("connected", "alice"),
-            ("session_unknown", "alice"),
-            ("session_made", "alice"),
-            ("handshake_unfinished", ""),
-        }
-        with envhub.connect(address) as client, pytest.raises(envhub.SessionLost):
-            client.attach(lost)
-        assert '"request_refused"' not in hub.log and '"request_failed"' not in hub.log
-        with pytest.raises(envhub.AccessDenied):
-            envhub.connect(bind)
-        assert wait_until(lambda: "no key, or one for another hub" in hub.log)
 
 
 @pytest.mark.long

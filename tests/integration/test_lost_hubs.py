@@ -213,29 +213,6 @@ def test_loss_of_all_hubs_truncates_all_rows_until_the_hubs_are_back(hubs: Sever
 
 @pytest.mark.long
 @pytest.mark.parametrize("lane", ["tcp", "ipc"])
-def test_rows_that_are_outstanding_when_their_hub_is_lost_are_received_truncated(hubs: SeveralHubs, lane: str) -> None:
-    with closing(made(hubs, lane)) as envs:
-        envs.reset()
-        envs.send(np.ones(ROWS, int))
-        hubs.kill(1)
-        truncations = np.zeros(ROWS, bool)
-        while outstanding(envs):
-            *_, part, _, env_ids = envs.recv()
-            truncations[env_ids] = part
-        assert not truncations[:2].any()  # those of the other hub may have been done before it was killed
-        hubs.start(1)
-        counts, begun_s = np.zeros(ROWS), time.monotonic()
-        while counts.min() < 1:
-            assert time.monotonic() < begun_s + AGAIN_S
-            envs.send(np.ones(ROWS, int))
-            while outstanding(envs):
-                observations, *_, env_ids = envs.recv()
-                counts[env_ids] = observations[:, 0]
-            time.sleep(LOOK_S)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["tcp", "ipc"])
 def test_call_that_finds_a_hub_lost_raises_and_the_next_step_truncates(hubs: SeveralHubs, lane: str) -> None:
     with closing(made(hubs, lane)) as envs:
         steps = Steps(envs)

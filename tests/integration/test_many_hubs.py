@@ -119,19 +119,6 @@ def check(name: str, mode: AutoresetMode, hubs: Sequence[ServedHub], split: Sequ
 
 
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
-FEW = [
-    ("cartpole", NEXT, [2, 3], "wire"),
-    ("infos", DISABLED, [1, 4], "shared"),
-    ("infos", SAME, [4, 1], "wire"),
-    ("graphs", NEXT, [2, 3], BOTH),
-]
-
-
-@pytest.mark.parametrize(("name", "mode", "split", "lanes"), FEW)
-def test_two_hubs_return_what_sync_vector_env_returns(
-    two: list[ServedHub], name: str, mode: AutoresetMode, split: list[int], lanes: str
-) -> None:
-    check(name, mode, two, split, lanes)
 
 
 @pytest.mark.parametrize(
@@ -150,16 +137,6 @@ def test_any_number_of_hubs_returns_what_sync_vector_env_returns(
 
 
 # --- the ways of handing over -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lanes", [pytest.param("wire", marks=pytest.mark.long), "shared"])
-def test_infos_by_env_are_those_of_one_hub(two: list[ServedHub], lanes: str) -> None:
-    kind = KINDS["infos"]
-    records: list[list[Any]] = []
-    for hubs, split in ((two[:1], [5]), (two, [3, 2])):
-        with closing(made(kind, hubs, split, lanes, info_mode="by_env", autoreset_mode=SAME)) as envs:
-            records.append(list(run(envs, SAME)))
-    assert_same(records[1], records[0], "infos")
 
 
 @pytest.mark.parametrize("name", ["infos", "graphs"])

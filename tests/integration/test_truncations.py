@@ -129,22 +129,6 @@ def test_env_that_dies_between_two_steps_is_truncated_by_the_next(address: str |
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 3, 0]
 
 
-def test_observations_of_no_fixed_size_stay_what_they_were(address: str | None) -> None:
-    for mode in MODES:
-        with made(address, 2, "faulty_parts", autoreset_mode=mode) as envs:
-            envs.reset()
-            step(envs, 0, 0)
-            seen, _, _, truncations, infos = step(envs, 0, KILL)
-            assert seen["said"] == ("step 2", "step 1") and truncations.tolist() == [False, True]
-            if mode == "SameStep":
-                assert infos["final_obs"][1]["said"] == "step 1"
-            if mode == "Disabled":
-                envs.reset(options={"reset_mask": np.array([False, True])})
-            else:
-                assert step(envs, 0, 0)[0]["said"] == ("step 3", "step 0")
-            assert step(envs, 0, 0)[0]["said"][1] == "step 1"
-
-
 def test_new_incarnations_are_seeded_by_the_seed_and_their_number(address: str | None) -> None:
     def drawn() -> list[float]:
         with made(address) as envs:

@@ -87,27 +87,19 @@ print("made")
 
 
 @pytest.mark.long
-def test_slow_making_is_counted_on_stderr(tmp_path: Path) -> None:
-    ran = program(tmp_path, SLOW.format(""), PYTHONPATH=with_here())
-    assert ran.stdout == "made\n"
-    lines = ran.stderr.splitlines()
-    # On a slow machine the first one is counted, too, and what is waited for is said.
-    assert all(re.fullmatch(r"envhub: [0-3] of [13] envs made( \(.*\))?", line) for line in lines), lines
-    assert any(" of 3 " in line for line in lines)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("setup", "told"),
     [
-        ("logging.basicConfig(level=logging.INFO)", "[0-3]/3 envs ready"),
+        ("", r"(envhub: [0-3] of [13] envs made( \(.*\))?\n)*envhub: [0-3] of 3 envs made( \(.*\))?\n"),
+        ("logging.basicConfig(level=logging.INFO)", r"(?s)(?!.*envs made).*[0-3]/3 envs ready.*"),
         ("logging.getLogger('envhub').setLevel(logging.WARNING)", ""),
     ],
 )
-def test_slow_making_is_left_to_logging_where_that_is_set_up(tmp_path: Path, setup: str, told: str) -> None:
+def test_slow_making_is_counted_on_stderr_or_left_to_logging_where_that_is_set_up(
+    tmp_path: Path, setup: str, told: str
+) -> None:
     ran = program(tmp_path, SLOW.format(setup), PYTHONPATH=with_here())
-    assert ran.stdout == "made\n" and "envs made" not in ran.stderr
-    assert re.search(told, ran.stderr) and bool(ran.stderr) == bool(told)
+    assert ran.stdout == "made\n" and re.fullmatch(told, ran.stderr), ran.stderr
 
 
 def with_here() -> str:
@@ -359,12 +351,6 @@ def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
         assert listed.returncode == 0 and "ALE/Pong-v5" in listed.stdout.splitlines()
         assert "of at most 16 the spaces are listed, too" in listed.stderr
         assert envs_of(hub, "ALE/Pong-v5").stdout.splitlines()[0].endswith("\tDiscrete(6)")
-
-
-@pytest.mark.long
-def test_envs_of_no_hub_is_answered_in_a_line(tmp_path: Path) -> None:
-    ran = run("-m", "envhub", "envs", f"ipc://{tmp_path}/none.sock", "--timeout", "1")
-    assert ran.returncode == 1 and ran.stderr.startswith("envhub envs: no hub answered") and len(ran.stderr) < 400
 
 
 def envs_of(hub: ServedHub, *patterns: str) -> subprocess.CompletedProcess[str]:

@@ -344,19 +344,6 @@ class Slow(OneHub):
         return 0 if self.asked == 1 else super().done_rows()
 
 
-class Unreset(OneHub):
-    """A lane of rows that show nothing before a reset, as with ``AutoresetMode.DISABLED``."""
-
-    invalid = codec.encode({"invalid_transition": True})
-
-    def begin_reset(self, reset: Reset) -> None:
-        super().begin_reset(reset)
-        self.invalid = b""
-
-    def _batch(self, rows: np.ndarray, into: Any = None) -> Batch:
-        return super()._batch(rows, into)._replace(rows=[(row, self.invalid) for row in rows.tolist()])
-
-
 class Raising(OneHub):
     """A lane whose row 0, env 4, raises when its results are asked for, while the others are still under way."""
 
@@ -408,18 +395,6 @@ def test_every_row_is_truncated_once_with_its_last_observation() -> None:
     batch = lost.step()
     assert truncated(batch) == [] and batch.observations[0][:, 0].tolist() == [100.0, 101.0, 102.0]
     assert lost.lane.rows.are_settled
-    assert lost.hub.begun == ["step [7, 8, 9]"]
-
-
-def test_step_waits_for_the_rows_while_there_is_patience() -> None:
-    lost = Lost(patience_s=5.0)
-    assert truncated(lost.step()) == [0, 1, 2]
-    lost.lane.begin_step(b"c", [ACTIONS], b"")
-    with pytest.raises(HubTimeout, match=r"the hub is gone; its envs are not made again yet: wait again") as caught:
-        lost.lane.wait(0.1)
-    assert caught.value.hub == "hub-1"
-    lost.rebuild.over = True
-    assert truncated(lost.lane.wait(None)) == []
     assert lost.hub.begun == ["step [7, 8, 9]"]
 
 

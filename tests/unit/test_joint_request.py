@@ -291,16 +291,6 @@ def test_part_that_the_program_itself_cannot_send_now_is_sent_by_a_later_settlin
     assert scene.counts == [1, 1, 1]
 
 
-def test_loss_that_nothing_recovers_is_raised() -> None:
-    scene = Scene()
-    scene.recovers = False
-    scene.parts[0].answers.append(HubLost("gone"))
-    scene.begin()
-    with pytest.raises(HubLost):
-        scene.request.results(None)
-    assert scene.lost == ["a"]
-
-
 def test_only_part_of_a_request_is_given_up_at_its_hub_which_is_not_waited_for() -> None:
     scene, given_up = Scene(), list[str]()
     (part,) = scene.parts = scene.parts[:1]

@@ -15,7 +15,7 @@ from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
 
-from envhub.errors import AccessDenied, EnvHubError, HubLost, HubTimeout, RemoteProtocolError, ended_by
+from envhub.errors import AccessDenied, EnvHubError, HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub.values.leaf import Leaf
@@ -331,16 +331,6 @@ def test_only_hub_that_does_not_let_the_program_in_is_no_loss(found: str) -> Non
             hubs.step()
     hubs.denied, hubs.now.lost = False, None
     assert truncated(hubs.step()) == ([] if found == "there" else [0, 1, 2])
-
-
-def test_envs_that_were_sent_to_a_hub_that_denies_access_are_in_the_error() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    hubs.send(0, 2)
-    hubs.now.lost = AccessDenied("no key")
-    with pytest.raises(AccessDenied) as caught:
-        hubs.lane.wait_rows(1, None)
-    assert ended_by(caught.value) == [0, 2]
 
 
 @pytest.mark.parametrize("kind", ["step", "reset", "rows"])

@@ -127,13 +127,6 @@ def begun(mode: str = NEXT_STEP) -> Place:
     return place
 
 
-def others(arena: Arena) -> bytes:
-    """All that other rows have in the arena."""
-    mine = np.arange(ROWS) == MINE
-    columns = [arena.rewards, arena.needs_reset, arena.info_length, arena.infos, arena.status]
-    return b"".join(column[~mine].tobytes() for column in columns) + arena.observations[0][:, ~mine].tobytes()
-
-
 # --- what a step and a reset store ------------------------------------------------------------------------------------
 
 
@@ -343,13 +336,6 @@ def test_reset_discards_an_unreported_failure() -> None:
     place.reset(seed=9)
     place.step()
     assert place.env.seeds == [9] and place.observation == [1, 1]
-
-
-def test_row_continues_where_needs_reset_demands_nothing() -> None:
-    place = begun()
-    place.row.take_place({MINE: 7}, LookupError("its worker died"), b"", {})
-    place.step()
-    assert place.observation == [1, 1] and place.env.seeds == [None]
 
 
 def test_env_that_is_made_again_here_is_reset_with_a_seed_that_follows_from_the_last() -> None:

@@ -550,15 +550,6 @@ def test_actions_of_different_structures_are_objects_where_any_are_taken(mode: s
     assert answer.message.action_space == as_told[1]
 
 
-def test_env_that_cannot_be_built_fails_the_make_and_ends_its_workers() -> None:
-    session = begun()
-    failure = Failure("factory_failed", "env", "no such file", env_index=2, worker=1)
-    assert session.said(1, RowFailed(failure)) == [Fail(failure), Kill(0), Kill(1)]
-    assert session.said(0, built()) == []  # it was on its way
-    assert session.exited(0, ExitCause("was ended by SIGKILL")) == []
-    assert session.exited(1, ExitCause("was ended by SIGKILL")) == [End()]
-
-
 def test_arena_that_cannot_be_had_fails_the_make() -> None:
     session = begun(1, 1)
     session.said(0, built())
@@ -648,18 +639,6 @@ def test_of_several_exceptions_the_first_envs_is_told() -> None:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_call_is_answered_with_one_result_per_env_in_order() -> None:
-    session = ready()
-    assert session.request(Call("render", b"args")) == [
-        Tell(0, CallRows([0, 2], "render", b"args", number=1)),
-        Tell(1, CallRows([1], "render", b"args", number=1)),
-    ]
-    assert session.phase is Phase.CALLING
-    assert session.said(1, CallResults([b"c"])) == []
-    assert session.said(0, CallResults([b"a", b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
-    assert session.phase is Phase.READY
-
-
 def test_call_of_some_rows_concerns_their_workers_only() -> None:
     session = ready()
     how: dict[str, Any] = {"only_kind": True, "skip_unreset": True, "question": "exists", "reset_first": True}
@@ -727,14 +706,6 @@ def test_call_fails_whose_process_may_have_read_it_or_had_its_time(unread: str) 
     assert len(failed) == 1 and "during a call" in failed[0].failure.message
 
 
-def test_exception_in_a_call_is_told_once_every_worker_has_answered() -> None:
-    session = ready()
-    session.request(Call("render", b""))
-    assert session.said(0, CallFailed(RAISED)) == []
-    assert session.said(1, CallResults([b"c"])) == [Fail(RAISED)]
-    assert session.request(Step(b"\x04")) == [PostStep()]
-
-
 @pytest.mark.parametrize("values", [[], [b"a"], [b"a", b"b", b"c"]])
 def test_results_of_another_number_of_envs_fail_the_call(values: list[bytes]) -> None:
     session = ready()
@@ -778,28 +749,11 @@ def test_private_names_are_refused_on_the_network_only(request_: Any) -> None:
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
-def test_close_is_answered_when_the_last_worker_has_ended() -> None:
-    session = ready()
-    assert session.request(Close()) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
-    assert session.phase is Phase.CLOSING
-    assert session.closed(1) == []
-    assert session.closed(0) == [Answer(Done()), End()]
-
-
 def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
     session = ready(2, 1)
     session.request(Close())
     session.said(0, RowFailed(RAISED))
     assert session.closed(0) == [Fail(RAISED), End()]
-
-
-def test_close_after_an_exception_in_step_is_answered_without_it() -> None:
-    session = ready(1, 1)
-    session.request(Step(b"\x04"))
-    session.said(0, RowFailed(RAISED))
-    session.rows_done()
-    session.request(Close())
-    assert session.closed(0) == [Answer(Done()), End()]
 
 
 def test_workers_that_do_not_close_in_time_are_killed() -> None:
@@ -1137,11 +1091,6 @@ def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
 
 
 # --- takeover ---------------------------------------------------------------------------------------------------------
-
-
-def test_client_without_the_memory_is_followed_at_once() -> None:
-    session = ready()
-    assert session.handle(events.Attached(quiescent=True)) == [Transfer(), TakeDrive(), AnswerAttach()]
 
 
 def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_waits_for_them() -> None:

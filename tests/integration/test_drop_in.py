@@ -288,15 +288,6 @@ def test_options_and_arguments_of_the_env_do_not_clash(hub: Any) -> None:
         envhub.make_vec("counter", 1, hub=hub.tcp, observation_mode="other")
 
 
-def test_spec_makes_what_its_id_makes(address: str | None) -> None:
-    spec = copy.deepcopy(gym.spec("CartPole-v1"))
-    spec.max_episode_steps = 3
-    envs = envhub.make_vec(spec, 2, hub=address)
-    envs.reset(seed=1)
-    assert [bool(envs.step([0, 1])[3][0]) for _ in range(3)] == [False, False, True]
-    envs.close()
-
-
 def test_single_env_is_the_env_itself(address: str | None) -> None:
     found, wanted = envhub.make("CartPole-v1", hub=address), gym.make("CartPole-v1")
     assert found.observation_space == wanted.observation_space and found.spec == wanted.spec
@@ -310,13 +301,6 @@ def test_single_env_is_the_env_itself(address: str | None) -> None:
     found.np_random = np.random.default_rng(3)
     assert found.np_random.random() == np.random.default_rng(3).random()
     found.close()
-    nested = envhub.make("nested", hub=address) if address else envhub.make(sims.Nested)
-    plain = sims.Nested()
-    plain.action_space.seed(2)
-    assert_same(nested.reset(seed=2), plain.reset(seed=2), "reset")
-    action = plain.action_space.sample()
-    assert_same(nested.step(action), plain.step(action), "step")
-    nested.close()
 
 
 @pytest.mark.long

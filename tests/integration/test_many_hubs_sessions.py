@@ -307,14 +307,8 @@ def test_calls_go_to_each_hub_and_come_back_in_the_callers_order(two: list[Serve
         assert envs.get_attr("note", env_ids=[2, 4, 0]) == ("c", "d", "a")
         envs.set_attr("note", "x", env_ids=[3])
         assert envs.get_attr("note") == ("a", "note 1", "c", "x", "d")
-        envs.set_attr("note", "all")
-        assert {*envs.get_attr("note")} == {"all"}
-        with pytest.raises(ValueError, match="length equal"):
-            envs.set_attr("note", ["a", "b"])
         assert envs.call_some([4, 1], "add", 1, right=2) == (3, 3)
         assert envs.has_attr("note", [3, 0]) == (True, True) and envs.has_attr("nothing") == (False,) * 5
-        assert envs.attr_is_callable("add") == (True,) * 5 and not any(envs.attr_is_callable("note", [4]))
-        assert envs.is_wrapped("gymnasium.wrappers:TimeLimit", [2]) == (False,)
         with pytest.raises(AttributeError, match="nothing"):
             envs.call("nothing")
         with pytest.raises(envhub.errors.RequestRefused, match="underscore"):

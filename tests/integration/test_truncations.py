@@ -157,21 +157,6 @@ def test_reset_in_which_an_env_dies_waits_for_the_next_one(address: str | None) 
         assert envs.call("pid")[0] != pids[0]
 
 
-def test_env_that_a_reset_left_out_is_truncated_though_its_worker_died_in_that_reset(
-    address: str | None, tmp_path: Path
-) -> None:
-    with made(address, 2, num_workers=1) as envs:
-        envs.reset()
-        step(envs, 0, 0)
-        mask = np.array([True, False])
-        seen, _ = envs.reset(options={"reset_mask": mask, "die_unless": str(tmp_path / "died")})
-        assert seen[:, 0].tolist() == [0, 1]
-        seen, _, _, truncations, infos = step(envs, 0, 0)
-        assert seen[:, 0].tolist() == [1, 1] and truncations.tolist() == [False, True]
-        assert infos["env_failure"][1].cause == "crash"
-        assert step(envs, 0, 0)[0][:, 0].tolist() == [2, 0]
-
-
 def test_actions_out_of_band_are_executed_once_around_a_death(address: str | None) -> None:
     with made(address, 2, "spoken", num_workers=1) as envs:
         envs.reset()

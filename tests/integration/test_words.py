@@ -343,16 +343,6 @@ def test_envs_lists_what_a_hub_offers_with_the_spaces(tmp_path: Path) -> None:
             assert client.sessions() == []
 
 
-@pytest.mark.long
-def test_envs_lists_many_without_their_spaces(tmp_path: Path) -> None:
-    with serve(tmp_path, "ALE/*", "no_such_module:CartPole-v7") as hub:
-        listed = envs_of(hub)
-        assert "unready: CartPole-v7: no id 'CartPole-v7' is registered on " in listed.stderr
-        assert listed.returncode == 0 and "ALE/Pong-v5" in listed.stdout.splitlines()
-        assert "of at most 16 the spaces are listed, too" in listed.stderr
-        assert envs_of(hub, "ALE/Pong-v5").stdout.splitlines()[0].endswith("\tDiscrete(6)")
-
-
 def envs_of(hub: ServedHub, *patterns: str) -> subprocess.CompletedProcess[str]:
     return run("-m", "envhub", "envs", hub.tcp, *patterns)
 

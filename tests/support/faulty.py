@@ -53,10 +53,6 @@ class Faulty(gym.Env[np.ndarray, int]):
         super().reset(seed=seed)
         for act in (options or {}).get("act", ()):
             self.act(act)
-        once = Path((options or {}).get("die_unless", __file__))
-        if not once.exists():
-            once.touch()
-            self.act(KILL)
         self.steps, self.drawn = 0, float(self.np_random.integers(10**6))
         return self.seen(), {}
 

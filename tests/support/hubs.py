@@ -269,15 +269,6 @@ def _sockets(process: int) -> set[str]:
     return {target[8:-1] for target in found if target.startswith("socket:")}
 
 
-def open_files(pid: int) -> list[str]:
-    """The files that a process has open, which may open and close others meanwhile."""
-    found = []
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(entry.path))
-    return found
-
-
 def kill_worker(pid: int) -> None:
     """Kill a worker, and wait until its hub has reaped it and so knows of its end."""
     os.kill(pid, signal.SIGKILL)

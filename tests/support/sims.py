@@ -175,15 +175,6 @@ class Waits(Counter):
         time.sleep(0.01)
 
 
-class Computes(Counter):
-    """Takes 2 ms of CPU time a step."""
-
-    def act(self, action: int) -> None:
-        end_s = time.thread_time() + 0.002
-        while time.thread_time() < end_s:
-            pass
-
-
 class TwoPartError(Exception):
     """An exception that cannot be made from its message alone."""
 

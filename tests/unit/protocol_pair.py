@@ -23,7 +23,7 @@ from envhub.protocol.messages import (
     Step,
     Welcome,
 )
-from envhub.protocol.prelude import HEARTBEAT_S, LEASE_S, SESSIONS_MAX, Prelude
+from envhub.protocol.prelude import LEASE_S, SESSIONS_MAX, Prelude
 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF
@@ -144,15 +144,6 @@ class ProtocolPair:
                 self.deliver_to_hub()
             else:
                 self.deliver_to_client()
-
-    def lose_reply(self) -> None:
-        """Carry out the request just made and lose its reply, which the client asks after."""
-        self.deliver_to_hub()
-        self.finish()
-        self.to_client.clear()
-        for seconds in (HEARTBEAT_S, 0):
-            self.advance(seconds)
-            self.settle()
 
     def ask(self, op: Op, message: Any, *frames: bytes) -> Reply:
         """Begin a request on a faultless network and return its reply."""

@@ -353,6 +353,16 @@ class Raising(OneHub):
         return self.outstanding
 
 
+RECOVERY = SimpleNamespace(patience_s=0.0, is_only_hub=False)
+
+
+def lane_of(*hubs: Any, has_object_leaves: bool = False, copy: bool = True, recovery: Any = None) -> FederatedLane:
+    """The lane of these hubs, with three rows each."""
+    maker: Any = SimpleNamespace(connection=SimpleNamespace(check=lambda: None, address="tcp://hub"))
+    parts = [HubPart(f"hub-{n}", range(3 * n, 3 * n + 3), maker, hub) for n, hub in enumerate(hubs)]
+    return FederatedLane(parts, has_object_leaves, copy, recovery)
+
+
 ACTIONS = np.array([7, 8, 9])
 
 
@@ -409,9 +419,8 @@ def test_step_waits_for_the_rows_where_no_other_hub_serves() -> None:
 
 
 def test_hub_whose_rows_could_not_be_made_again_does_not_serve() -> None:
-    maker, lost = cast(Any, None), Lost()
-    parts = [HubPart(f"hub-{each}", range(3 * each, 3 * each + 3), maker, cast(Any, OneHub(0.0))) for each in range(2)]
-    lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=cast(Any, Rebuilder()))
+    lost, lane = Lost(), lane_of(OneHub(0.0), OneHub(0.0), recovery=Rebuilder())
+    parts = [*lane.parts]
     for part in parts:
         lane.lost(part, LOSS)
     absent = cast(Any, parts[0].lane)
@@ -488,8 +497,8 @@ def test_hub_is_told_only_of_its_own_rows_that_reached_the_caller() -> None:
 
 
 def test_lane_of_lost_rows_has_the_name_of_a_lane() -> None:
-    lost, maker = Lost(), cast(Any, None)
-    lane = FederatedLane([HubPart("hub-1", range(3), maker, cast(Any, lost.lane))], has_object_leaves=False, copy=True)
+    lost = Lost()
+    lane = lane_of(lost.lane)
     assert lane.name == "wire"
     lost.rebuild.over, lost.hub.name = True, "shared"
     assert lane.name == "shared"
@@ -497,10 +506,7 @@ def test_lane_of_lost_rows_has_the_name_of_a_lane() -> None:
 
 def test_row_that_raises_is_outstanding_until_its_error_has_reached_the_caller() -> None:
     lost = Lost(hub=Raising)
-    maker, recovery = cast(Any, None), cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False))
-    lane = FederatedLane(
-        [HubPart("hub-1", range(3), maker, lost.lane)], has_object_leaves=False, copy=True, recovery=recovery
-    )
+    lane = lane_of(lost.lane, recovery=RECOVERY)
     lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     lane.taken(lane.wait_rows(3, 0).env_ids)  # type: ignore[arg-type]
     lost.rebuild.over = True
@@ -525,20 +531,6 @@ def test_observation_of_rows_that_were_not_returned_is_not_their_last() -> None:
     assert lost.lane.last_observations()[0].ravel().tolist() == [100.0, 11.0, 12.0]
 
 
-def test_row_that_was_truncated_is_outstanding_until_it_is_on_a_hub_again() -> None:
-    lost = Lost()
-    for _ in range(2):
-        lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[[1]]])
-        lost.lane.ask_rows()
-        if lost.lane.done_rows():
-            assert truncated(lost.lane.wait_rows(1, 0)) == [1]
-            lost.lane.taken(np.array([1]))
-    assert lost.lane.outstanding == 1 and lost.lane.done_rows() == 0
-    lost.rebuild.over = True
-    lost.lane.ask_rows()
-    assert truncated(lost.lane.wait_rows(1, 0)) == [] and lost.hub.begun == ["rows [1] [8]"]
-
-
 class Failing(OneHub):
     """A lane whose session ends by this error once its rows are waited for."""
 
@@ -551,10 +543,9 @@ class Failing(OneHub):
 
 @pytest.mark.parametrize("error", [LOSS, RestartsExhausted("it died again")])
 def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: EnvHubError) -> None:
-    maker, ended = cast(Any, None), Failing(0.0)
+    ended = Failing(0.0)
     ended.error = error
-    parts = [HubPart(f"hub-{n}", range(3 * n, 3 * n + 3), maker, cast(Any, [OneHub(0.0), ended][n])) for n in range(2)]
-    lane = FederatedLane(parts, has_object_leaves=False, copy=True)
+    lane = lane_of(OneHub(0.0), ended)
     lane.begin_rows(np.array([0, 4, 5]), b"c", [ACTIONS])
     for _ in range(2):
         with pytest.raises(type(error)) as caught:
@@ -572,16 +563,10 @@ def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patien
         assert failing.wait(10)
         raise LOSS
 
-    lost, other, maker, recovery = (
-        Lost(),
-        OneHub(0.0),
-        cast(Any, None),
-        cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False)),
-    )
+    lost, other = Lost(), OneHub(0.0)
     lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda _: None)
     lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
-    parts = [HubPart("hub-0", range(3), maker, cast(Any, other)), HubPart("hub-1", range(3, 6), maker, lost.lane)]
-    lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=recovery)
+    lane = lane_of(other, lost.lane, recovery=RECOVERY)
     lane._has_lost = True
 
     def step() -> Batch:
@@ -761,14 +746,7 @@ def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
 
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
     lost, other = Lost(), Interrupted(50.0)
-    maker: Any = None
-    parts = [HubPart("hub-1", range(3), maker, lost.lane), HubPart("hub-2", range(3, 6), maker, other)]  # type: ignore[arg-type]
-    lane = FederatedLane(
-        parts,
-        has_object_leaves=False,
-        copy=True,
-        recovery=cast(Any, SimpleNamespace(patience_s=0.0, is_only_hub=False)),
-    )
+    lane = lane_of(lost.lane, other, recovery=RECOVERY)
     lane._has_lost = True
     actions = [np.concatenate([ACTIONS, ACTIONS])]
     lane.begin_step(b"c", actions, b"")
@@ -796,13 +774,6 @@ def test_row_is_not_sent_while_its_truncation_waits_for_the_caller() -> None:
 # --- two hubs ---------------------------------------------------------------------------------------------------------
 
 
-def two_hubs(*hubs: OneHub, has_object_leaves: bool = False, copy: bool = True, recovery: Any = None) -> FederatedLane:
-    """The lane of two hubs, with three rows each."""
-    maker: Any = SimpleNamespace(connection=SimpleNamespace(check=lambda: None, address="tcp://hub"))
-    parts = [HubPart(f"hub-{n}", range(3 * n, 3 * n + 3), maker, cast(Any, hub)) for n, hub in enumerate(hubs)]
-    return FederatedLane(parts, has_object_leaves, copy, recovery)
-
-
 def stepped(lane: FederatedLane) -> np.ndarray:
     lane.settle()
     lane.begin_step(b"c", [np.arange(6)], b"")
@@ -810,14 +781,14 @@ def stepped(lane: FederatedLane) -> np.ndarray:
 
 
 def test_results_are_in_two_buffers_in_turn_without_copy() -> None:
-    lane = two_hubs(OneHub(0.0), OneHub(10.0), copy=False)
+    lane = lane_of(OneHub(0.0), OneHub(10.0), copy=False)
     first, second, third = (stepped(lane) for _ in range(3))
     assert first is third is not second and first.ravel().tolist() == [0, 1, 2, 10, 11, 12]
 
 
 def test_reset_shows_the_last_observations_of_a_hub_whose_rows_it_leaves_out() -> None:
     hubs = OneHub(0.0), OneHub(10.0)
-    lane = two_hubs(*hubs, copy=False)
+    lane = lane_of(*hubs, copy=False)
     stepped(lane)[...] = -1
     stepped(lane)[...] = -1
     lane.begin_reset(Reset([], [True] * 3 + [False] * 3))
@@ -839,7 +810,7 @@ class Silent(OneHub):
 
 @pytest.mark.parametrize(("patience_s", "silence_s"), [(9.0, 9.0), (0.0, SILENCE_S_MIN)])
 def test_hub_may_be_silent_as_long_as_others_wait_for_its_rows(patience_s: float, silence_s: float) -> None:
-    lane = two_hubs(Silent(0.0), OneHub(10.0), recovery=SimpleNamespace(patience_s=patience_s, is_only_hub=False))
+    lane = lane_of(Silent(0.0), OneHub(10.0), recovery=SimpleNamespace(patience_s=patience_s, is_only_hub=False))
     looks: list[float] = []
     cast(Any, lane.parts[0].connection).check_reach = looks.append
     assert stepped(lane).size == 6 and looks == [silence_s]
@@ -847,7 +818,7 @@ def test_hub_may_be_silent_as_long_as_others_wait_for_its_rows(patience_s: float
 
 def test_hubs_that_have_answered_are_asked_again_before_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envhub_client.federation.lane._park", None)
-    lane = two_hubs(OneHub(0.0), Slow(10.0))
+    lane = lane_of(OneHub(0.0), Slow(10.0))
     lane.begin_rows(np.arange(6), b"c", [np.arange(6)])
     assert lane.wait_rows(6, 10).env_ids.tolist() == [*range(6)]  # type: ignore[union-attr]
 
@@ -861,7 +832,7 @@ class Spelling(OneHub):
 
 
 def test_reset_shows_the_words_of_rows_that_it_leaves_out_as_they_were_received() -> None:
-    lane = two_hubs(Spelling(0.0), Spelling(10.0), has_object_leaves=True)
+    lane = lane_of(Spelling(0.0), Spelling(10.0), has_object_leaves=True)
     lane.begin_rows(np.array([4]), b"c", [np.array([4])])
     lane.taken(lane.wait_rows(1, 0).env_ids)  # type: ignore[arg-type]
     lane.begin_reset(Reset([], [True] * 3 + [False] * 3))

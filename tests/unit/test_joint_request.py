@@ -88,17 +88,19 @@ class Scene:
         return [len(part.lane.begun) for part in self.parts]
 
 
-@pytest.mark.parametrize("had", [False, True])
-def test_parts_whose_results_do_not_reach_the_caller_are_told(had: bool) -> None:
+@pytest.mark.parametrize("had", ["some", "all", "all, by the caller"])
+def test_parts_whose_results_do_not_reach_the_caller_are_told(had: str) -> None:
     scene = Scene()
     scene.begin()
-    if had:
-        scene.request.results(None)
-    else:
+    if had == "some":
         scene.parts[1].answers = [RequestRefused("this one had no result")]
+    else:
+        scene.request.results(None)
+    if had == "all, by the caller":
+        scene.request.settle()
     scene.request.give_up()
     scene.request.settle()
-    assert scene.dropped == (["a", "b", "c"] if had else ["a", "c"])
+    assert scene.dropped == {"some": ["a", "c"], "all": ["a", "b", "c"]}.get(had, [])
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.combinations(range(14), 2)])
@@ -230,19 +232,6 @@ def test_end_of_a_hub_is_raised_before_other_hubs_have_answered_and_each_time_un
     scene.request.settle()  # waits for the first one
     scene.begin()
     assert scene.request.results(None) == ["A", "B", "C"] and scene.counts == [2, 2, 2]
-
-
-def test_results_that_have_reached_the_caller_are_not_dropped_with_a_later_request() -> None:
-    scene, dropped = Scene(), []
-    scene.request = JointRequest(scene.on_lost, dropped.append)
-    for reaches_caller in (True, False):
-        scene.begin()
-        scene.request.results(None)
-        if reaches_caller:
-            scene.request.settle()
-        scene.request.give_up()
-        scene.request.settle()
-        assert len(dropped) == (0 if reaches_caller else 3)
 
 
 def test_use_in_two_threads_leaves_the_request_pending() -> None:

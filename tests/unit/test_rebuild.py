@@ -336,11 +336,6 @@ def test_only_hub_ends_the_making_where_it_lets_nobody_in_or_makes_other_envs(ti
     assert raised.value.hub == "hub-1"
 
 
-def test_hub_of_several_that_lets_nobody_in_or_makes_other_envs_is_tried_again(times: Times) -> None:
-    failures = errors.AccessDenied("no"), OtherEnvs("others")
-    assert made_again(Makes(*failures), LOSS, 0, 60.0, lambda: True, False) == "made"
-
-
 def test_losses_count_in_a_row_of_sessions_that_ended_soon_while_their_hub_served_on() -> None:
     soon: Any = SimpleNamespace(maker=SimpleNamespace(adopted_s=time.monotonic(), losses=3))
     late: Any = SimpleNamespace(maker=SimpleNamespace(adopted_s=time.monotonic() - SETTLED_S, losses=3))

@@ -223,19 +223,6 @@ def truncated(batch: Batch) -> list[int]:
     return found
 
 
-def test_step_under_way_is_a_truncation_and_the_next_one_begins_an_episode() -> None:
-    hubs = Hubs()
-    hubs.reset()
-    assert seen(hubs.step()) == [1, 1, 1]
-    hubs.post()
-    hubs.lose()
-    batch = hubs.lane.wait(None)
-    assert seen(batch) == [1, 1, 1] and truncated(batch) == [0, 1, 2]
-    assert batch.rewards is not None and not batch.rewards.any() and hubs.now.posted == []
-    assert truncated(hubs.lane.wait(None)) == [0, 1, 2]  # asked again, as after an interrupt
-    assert [seen(hubs.step()) for _ in range(2)] == [[100] * 3, [101] * 3]
-
-
 def test_truncation_in_a_result_that_was_dropped_is_returned_by_the_next_step() -> None:
     hubs = Hubs()
     hubs.reset()

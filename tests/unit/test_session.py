@@ -20,7 +20,6 @@ from envhub_server.ipc.control import (
     Closing,
     FirstBuilt,
     Imported,
-    MapArena,
     Mapped,
     ResetRows,
     RowFailed,
@@ -57,7 +56,6 @@ from recorder import (
     Kill,
     Learn,
     LeavePart,
-    MakeArena,
     Notify,
     PostPart,
     PostReset,
@@ -97,7 +95,7 @@ from sessions import (
     shared,
 )
 
-from envhub.arena.layout import Layout, split_share
+from envhub.arena.layout import split_share
 from envhub.arena.spin import SPIN_US
 from envhub.env_failure import reseeded
 from envhub.protocol import messages
@@ -122,7 +120,7 @@ from envhub.protocol.messages import (
     Step,
 )
 from envhub.values import codec
-from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT, Leaf
+from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT
 
 DRAINING = events.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
 
@@ -476,19 +474,6 @@ def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_worker_is_told_to_build_its_block() -> None:
-    make = Make(3, "CartPole-v1", kwargs=b"k", autoreset_mode="SameStep")
-    session = session_of(make, 2, Recipe("CartPole-v1", ("mine",), "m:f"))
-    instructions = session.handle(events.Made())
-    assert only(StartProcesses, instructions) == StartProcesses(tuple(range(2)))
-    first, second = every(Tell, instructions)
-    assert (first.process, first.message.rows, first.message.worker) == (0, [0, 2], 0)
-    assert (second.process, second.message.rows, second.message.worker) == (1, [1], 1)
-    assert (first.message.name, first.message.kwargs, first.message.entry) == ("CartPole-v1", b"k", "m:f")
-    assert (first.message.modules, first.message.autoreset_mode) == (["mine"], "SameStep")
-    assert session.phase is Phase.BUILDING and session.requests.asked
-
-
 @pytest.mark.parametrize(
     ("workers", "wanted_us", "worker_us", "driver_us"),
     [(3, None, SPIN_US, SPIN_US), (4, None, SPIN_US, 0), (5, None, 0, 0), (5, 7, 7, 7), (3, 0, 0, 0)],
@@ -509,16 +494,6 @@ def test_only_workers_of_a_private_hub_may_unpickle() -> None:
     public = only_tell(Build, session_of(Make(1), 1).handle(events.Made()))
     assert private.message.allow_pickle and private.message.sys_path == ["/x"]
     assert not public.message.allow_pickle and public.message.sys_path == []
-
-
-def test_arena_is_made_when_the_last_worker_has_built() -> None:
-    session = begun()
-    assert session.said(1, built()) == []
-    layout = Layout(3, (Leaf("<f4", (4,)),), (Leaf("<i8", ()),), INFO_BYTES)
-    message = MapArena(3, [["<f4", [4]]], [["<i8", []]], INFO_BYTES, OBSERVATION, ACTION, "same", 0)
-    given = [GiveArena(0, 0, message), GiveArena(1, 1, message)]
-    assert session.said(0, built()) == [MakeArena(layout, has_object_leaves=False, is_batch=False), *given]
-    assert session.phase is Phase.MAPPING
 
 
 def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
@@ -590,18 +565,6 @@ def test_message_that_no_worker_should_send_ends_the_session() -> None:
 # --- reset ------------------------------------------------------------------------------------------------------------
 
 
-def test_reset_drives_all_rows_and_tells_each_worker_its_seeds() -> None:
-    session = ready()
-    assert session.request(Reset([7, None, 9], [], b"options")) == [
-        PostReset(),
-        Tell(0, ResetRows([0, 2], [7, 9], b"options")),
-        Tell(1, ResetRows([1], [None], b"options")),
-    ]
-    assert session.phase is Phase.MOVING
-    assert session.rows_done() == [Answer(Done(), arrays=True)]
-    assert session.phase is Phase.READY
-
-
 @pytest.mark.parametrize(
     "reset", [Reset([1]), Reset([1, 2, 3, 4]), Reset(mask=[True]), Reset(mask=[False] * 3), Reset(mask=[True] * 4)]
 )
@@ -614,16 +577,6 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
 
 
 # --- step -------------------------------------------------------------------------------------------------------------
-
-
-def test_exception_in_step_is_told_once_all_rows_are_done_and_the_session_goes_on() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
-    assert session.said(0, RowFailed(RAISED)) == []
-    assert session.rows_done() == [Fail(RAISED)]
-    assert session.phase is Phase.READY
-    session.request(Step(b"\x04"))
-    assert session.rows_done() == [Answer(Done(), arrays=True)]
 
 
 def test_of_several_exceptions_the_first_envs_is_told() -> None:
@@ -865,15 +818,6 @@ def test_session_whose_lease_expires_while_it_is_taken_over_closes_its_envs() ->
 
 
 # --- a hub that shuts down --------------------------------------------------------------------------------------------
-
-
-def test_hub_that_shuts_down_waits_for_the_request_under_way() -> None:
-    session = ready()
-    session.request(Step(b"\x04"))
-    assert session.handle(DRAINING) == []
-    ends = session.rows_done()
-    assert only(Answer, ends) and Goodbye(SHUTTING_DOWN) in ends
-    assert every(Tell, ends) == [Tell(0, CloseEnvs()), Tell(1, CloseEnvs())]
 
 
 def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_than_the_hub() -> None:

@@ -914,15 +914,6 @@ def places(instructions: list[Effect]) -> list[tuple[int, list[int]]]:
     return [(message.worker, message.rows) for message in told if isinstance(message, Build)]
 
 
-def test_spares_are_made_once_the_session_is_ready() -> None:
-    session = ready(**SPARES)
-    assert list(session.slots.spares) == [2] and session.slots.spares[2].place == 0
-    assert session.said(2, Building(1)) == [] and session.slots.spares[2].built == 1
-    assert session.said(2, built()) == [] and session.slots.spares[2].stage is Stage.BUILT
-    assert session.processes == 3 and session.next_deadline_s() == math.inf
-    assert not any(map(session.expects_end, range(4)))
-
-
 def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -> None:
     session = spared()
     ended = session.exited(1, now_s=5.0)

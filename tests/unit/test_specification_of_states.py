@@ -400,18 +400,6 @@ def test_code_that_is_not_known_is_a_refusal() -> None:
     assert error_of("code_of_a_later_version", "request") is errors.RequestRefused
 
 
-def test_client_that_gave_a_request_up_sends_again_a_second_after_bad_seq() -> None:
-    pair = gave_up()
-    pair.running = None
-    told(pair, "answered")  # of another copy
-    pair.request(Op.RESET, Reset())
-    reply = Prelude(REPLY | Op.FAILURE, HUB_ID, TOKEN, pair.client._session_seq).pack()
-    refused = [reply + messages.pack(Failure("bad_seq", "request", "an earlier one runs"))]
-    pair.advance(0.5)
-    assert pair.client.receive(refused, pair.now_s) is None
-    assert sent_after(pair, 0.4) == [] and sent_after(pair, 0.1) == [Op.RESET]
-
-
 def test_client_takes_a_hub_for_lost_that_is_another() -> None:
     pair = pending()
     stale = Prelude(REPLY | Op.FAILURE, HUB_ID + 1, TOKEN, 2).pack()

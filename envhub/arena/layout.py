@@ -116,7 +116,6 @@ def whole_shares(rows: Iterable[int], num_envs: int, workers: int) -> bool:
 
 
 def split_share(num_envs: int, workers: int) -> str:
-    """The refusal of a partial batch that is not made of ``whole_shares``."""
     shares = [[*range(worker, num_envs, workers)] for worker in range(workers)]
     return f"a vector env steps all of its envs in one call: send those of whole workers, of {shown(shares, 300)}"
 

@@ -59,13 +59,6 @@ def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX)
         return new_memory("envhub-arena", layout.nbytes(), layout.nbytes())
 
 
-def _mapped(layout: Layout, fd: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(fd, max(os.fstat(fd).st_size, layout.nbytes()))
-    except OSError:  # such as a limit of the process's address space, which is too small for large infos
-        return mmap.mmap(fd, layout.nbytes())
-
-
 class Arena:
     """The mapped memory, with an array for every field of the layout; it stays mapped while one is referenced.
 
@@ -77,7 +70,10 @@ class Arena:
         """Map the memory, with ``in_children`` also in forked processes; raises ``OSError`` or ``ValueError``."""
         check_sealed(fd)
         self.layout = layout
-        self._memory = _mapped(layout, fd)
+        try:
+            self._memory = mmap.mmap(fd, max(os.fstat(fd).st_size, layout.nbytes()))
+        except OSError:  # such as a limit of the process's address space, which is too small for large infos
+            self._memory = mmap.mmap(fd, layout.nbytes())
         self._epoch = 0
         if not in_children:
             # A child process of an env must not keep the session's memory alive, nor write to it.

@@ -35,7 +35,6 @@ class Spinner:
     """The spinning of one process before it parks."""
 
     def __init__(self, spin_us: int, clock_ns: Callable[[], int]) -> None:
-        """Spin for up to ``spin_us`` microseconds of ``clock_ns``; with 0, do not spin."""
         self._limit_ns = spin_us * 1000
         self.spins = spin_us > 0
         self._clock_ns = clock_ns

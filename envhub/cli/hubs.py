@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from envhub.cli import TIMEOUT_S, check
+from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, errors_in_a_line, print_line
 from envhub.cli.commands import Seconds, console, errors
-from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_line
 from envhub.errors import EnvHubError, only_linux
 from envhub.transport import address as addresses
 

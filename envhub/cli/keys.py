@@ -10,8 +10,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from envhub.cli import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
 from envhub.cli.commands import KeyText
-from envhub.cli.terminal import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
 from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.transport import sockets
 from envhub.transport.address import HubKeys, guarded, key_of, parse_hub, quoted, text_of, token_of

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_line
 from envhub.cli.commands import console, errors
-from envhub.cli.terminal import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_line
 from envhub.errors import AddressError, KeysError, hidden, printable
 from envhub.options import HubArguments
 

@@ -136,8 +136,6 @@ class Fleet:
         """Drain all hubs, and end the fleet."""
         self._end(self._indices())
 
-    # --- actors -------------------------------------------------------------------------------------------------------
-
     def _indices(self) -> list[int]:
         return sorted(index for fleet, index in _hubs() if fleet == self.name)
 

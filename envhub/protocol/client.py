@@ -275,8 +275,6 @@ class ClientProtocol:
                 next_s = min(next_s, since_s + warning_s)
         return max(0.0, next_s - now_s)
 
-    # --- the transport ----------------------------------------------------------------------------------------------
-
     def connected(self) -> None:
         """Take in that the transport is connected; the next tick sends a HEARTBEAT: the hub learns who it is."""
         self._away_since_s = self._refused_since_s = None
@@ -286,7 +284,6 @@ class ClientProtocol:
             self._pending.ask_s = _AT_ONCE
 
     def disconnected(self, now_s: float) -> None:
-        """Take in that the connection ended; libzmq reconnects by itself."""
         if self._away_since_s is None:
             self._away_since_s = now_s
         if (pending := self._pending) is not None and pending.on_its_way:
@@ -344,7 +341,6 @@ class ClientProtocol:
         return max((now_s - each for each in since_s if each is not None), default=0.0)
 
     def trouble(self, now_s: float) -> str:
-        """The reason why the hub is silent, once the silence deserves a warning; else an empty string."""
         if self._away_since_s is not None and now_s - self._away_since_s >= AWAY_WARNING_S:
             also = "others are refused" if self.is_refused else self.obstacle
             return "the connection to it is lost" + (also and f", and {also}")
@@ -355,9 +351,7 @@ class ClientProtocol:
         return ""
 
     def loss(self, now_s: float) -> str:
-        if (
-            self._loss or not self.hub_id
-        ):  # a hub that has not answered yet may be starting: the caller's timeout decides
+        if self._loss or not self.hub_id:  # a hub that has not answered may be starting: the caller's timeout decides
             return self._loss
         if self._refused_since_s is not None and self._refused_s - self._refused_since_s >= REFUSED_S:
             return f"connections to its address were refused for {REFUSED_S:.0f} s"

@@ -224,22 +224,18 @@ class HubProtocol:
             self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION, self.draining or lost)
             if prelude.op == Op.CLOSE and ended is None:
                 # The CLOSE may have overtaken an abandoned MAKE that was sent over another connection.
-                _remember(
-                    self._closed_early, prelude.token, _Link(peer, connection, owner, seq=prelude.seq), CLOSED_EARLY_MAX
-                )
+                closed = _Link(peer, connection, owner, seq=prelude.seq)
+                _remember(self._closed_early, prelude.token, closed, CLOSED_EARLY_MAX)
             return False
-        refusal = None
         if self.draining:
-            refusal = SHUTTING_DOWN
-        elif prelude.op == Op.MAKE and len(self._links) >= self._sessions_max:
-            there = f"the hub already has sessions_max={self._sessions_max} sessions"
-            refusal = Failure("limit", "hub", f"{there}; close one, or wait for a lease to end")
-        if refusal:
-            self._refuse(peer, prelude, refusal)
+            self._refuse(peer, prelude, SHUTTING_DOWN)
             return False
-        self._links[prelude.token] = _Link(
-            peer, connection, owner, seq=prelude.seq, running=True, connections={connection}
-        )
+        if prelude.op == Op.MAKE and len(self._links) >= self._sessions_max:
+            there = f"the hub already has sessions_max={self._sessions_max} sessions"
+            self._refuse(peer, prelude, Failure("limit", "hub", f"{there}; close one, or wait for a lease to end"))
+            return False
+        link = _Link(peer, connection, owner, seq=prelude.seq, running=True, connections={connection})
+        self._links[prelude.token] = link
         return True
 
     def _heartbeat(self, peer: bytes, connection: int, prelude: Prelude, owner: str, uses: bool) -> Incoming | None:
@@ -396,7 +392,6 @@ _NOBODY = (NO_SESSION, _Link(b"", -1))
 
 
 def _may_end(op: Op, seq: int, link: _Link) -> bool:
-    """True if a request may end the one before it: a CLOSE the running one, and a SEND the RECEIVE."""
     if op == Op.CLOSE:
         return link.running
     return op == Op.SEND and link.receive_seq == link.seq == seq - 1

@@ -123,9 +123,7 @@ class Hosting(Frozen):
     gpus: List[int] = field(default_factory=list)  # devices, dealt to the workers in turn; empty as None
     memory_max: Optional[int] = None  # bytes of each worker; 0 for no limit
     spares: Optional[int] = None  # workers that are built in advance, to replace those that end
-    recycle: Recycle = field(
-        default_factory=Recycle
-    )  # the client's bounds or the operator's, whichever is reached first
+    recycle: Recycle = Recycle()  # the client's bounds or the operator's, whichever is reached first
     shares_process: Optional[bool] = None  # whether envs may share a process; False: each has its own
 
 

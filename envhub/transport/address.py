@@ -317,16 +317,11 @@ def default_address() -> str:
 def runtime_folder() -> Path:
     if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given) / "envhub"
-    if sys.platform == "win32":
-        import tempfile
-
-        return Path(tempfile.gettempdir()) / "envhub"
-    usual = Path(f"/run/user/{os.getuid()}")
-    if usual.is_dir():
+    if sys.platform != "win32" and (usual := Path(f"/run/user/{os.getuid()}")).is_dir():
         return usual / "envhub"
     import tempfile
 
-    return Path(tempfile.gettempdir()) / f"envhub-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / ("envhub" if sys.platform == "win32" else f"envhub-{os.getuid()}")
 
 
 def check_private(folder: Path) -> None:

@@ -55,7 +55,7 @@ class SocketAtPath:
 
 
 def open_socket_file(path: str) -> FileIO | SocketAtPath:
-    """Open the file of the socket at this path. Raises ``OtherUsersSocket`` or ``OSError``."""
+    """Raises ``OtherUsersSocket`` or ``OSError``."""
     if sys.platform != "linux":
         return SocketAtPath(path)
     if not stat.S_ISSOCK(os.stat(path).st_mode):
@@ -75,7 +75,6 @@ def is_same(file: FileIO | SocketAtPath, other: FileIO | SocketAtPath) -> bool:
 
 
 def place_of(file: FileIO | SocketAtPath) -> str:
-    """The path at which this process connects to the socket while the file is open."""
     if isinstance(file, SocketAtPath):
         return file.path
     return f"/proc/self/fd/{file.fileno()}"

@@ -190,7 +190,6 @@ class Router:
         self.is_readable: Callable[[], Sequence[Any]] = lambda: ()
 
     def open(self, message_bytes_max: int) -> None:
-        """Make the sockets; a larger frame ends its connection."""
         self.context = zmq.Context()
         begin_zero_copy(self.context)
         seed_routing_ids()
@@ -221,10 +220,8 @@ class Router:
     def reaches(self, peer: bytes, frame: bytes) -> bool:
         try:
             send(self.socket, [peer, frame])
-        except zmq.Again:
-            return True
-        except zmq.ZMQError:
-            return False
+        except zmq.ZMQError as error:
+            return isinstance(error, zmq.Again)  # its queue is full
         return True
 
     def close(self) -> None:

@@ -105,13 +105,12 @@ def as_repr(value: Any) -> msgpack.ExtType:
 def as_pickle(value: Any) -> msgpack.ExtType:
     """Carry a value by cloudpickle; for a program's own private hub only. Raises ``EncodeError``."""
     from envhub.values import pickling
-    from envhub.values.pickling import why_unpicklable
 
     try:
         return msgpack.ExtType(PICKLE, pickling.dumps(value))
     except Exception as error:  # a foreign __reduce__ may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise EncodeError(why_unpicklable(f"a {kind}", value, pickling.dumps, error)) from error
+        raise EncodeError(pickling.why_unpicklable(f"a {kind}", value, pickling.dumps, error)) from error
 
 
 def as_pickle_or_repr(value: Any) -> msgpack.ExtType:
@@ -170,7 +169,7 @@ def _bin_head(nbytes: int) -> bytes:
 
 
 def decode_pair(blob: Any) -> tuple[memoryview, memoryview]:
-    """The two byte strings of ``encode_pair`` as views; raises ``DecodeError``."""
+    """Views of the two byte strings of ``encode_pair``; raises ``DecodeError``."""
     view = memoryview(blob).cast("B")
     try:
         begin = 2 + _BIN_WIDTHS[view[1]]
@@ -427,7 +426,10 @@ class _Decoder:
             nbytes = memoryview(blob).nbytes
             items_max = min(self._items_max, nbytes)  # msgpack allocates the length that a list announces
             if nbytes >= CHECKED_BYTES_MIN and not self._is_checked and not _has_few_items(blob):
-                _check_complete(blob, nbytes)
+                # It refuses lists that announce more items than there are bytes: msgpack would allocate all of them.
+                unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
+                unpacker.feed(blob)
+                unpacker.skip()  # raises if the value is incomplete
             return msgpack.unpackb(
                 blob,
                 raw=False,
@@ -506,13 +508,6 @@ def _has_few_items(blob: Any) -> bool:
         else:
             at += length
     return not left and at == len(view)
-
-
-def _check_complete(blob: Any, nbytes: int) -> None:
-    """Refuse lists and maps that announce more items than the message has bytes: msgpack would allocate all of them."""
-    unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
-    unpacker.feed(blob)
-    unpacker.skip()  # raises if the value is incomplete
 
 
 def _problem_of_keys(keys: Collection[Any]) -> str:

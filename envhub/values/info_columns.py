@@ -164,7 +164,6 @@ class BatchWriter:
     """Writes the infos of several envs at once; each value is an array with an entry per row of ``infos``."""
 
     def __init__(self, writer: Writer, infos: np.ndarray, rows: slice) -> None:
-        """Write into these ``rows`` of ``infos``, a contiguous uint8 array of shape ``(all rows, bytes)``."""
         self._writer, self._infos, self._rows = writer, infos, rows
         self._forms: dict[tuple[Any, ...], tuple[int, int, list[np.ndarray]] | None] = {}
 
@@ -227,9 +226,6 @@ def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterato
             continue
         values.append(value)
         yield from (value.dtype.str, value.shape) if kind is np.ndarray else (kind,)
-
-
-# --- many rows ----------------------------------------------------------------------------------------------------
 
 
 class Rows(NamedTuple):

@@ -182,7 +182,6 @@ def _failure(value: Any, dumps: Callable[[Any], Any]) -> BaseException | None:
 
 
 def _parts(value: Any) -> list[Step]:
-    """The parts of a value that are pickled with it, as far as they can be determined."""
     try:
         return list(islice(_of(value), PARTS_MAX))
     except Exception:  # such as a lock itself

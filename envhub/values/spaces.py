@@ -85,7 +85,6 @@ def _is_own(space: Any) -> bool:
 
 
 def _nearest_kind(space: Any) -> str:
-    """The name of the nearest base class that has a wire form; empty if there is none."""
     bases = (each for each in type(space).__mro__ if each.__module__.startswith(("gymnasium.spaces.", "gym.spaces.")))
     return next((each.__name__ for each in bases if each.__name__ in _DESCRIBE), "")
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,12 +23,7 @@ from envhub_server.ipc.packages import remedy_of
 from envhub_server.ipc.process_marks import own_folder
 from envhub_server.log import Logger
 from envhub_server.log import configure as configure_log
-from envhub_server.processes.interpreter import (
-    InterpreterKey,
-    UnsafeFolder,
-    ZygoteProcess,
-    environment_of,
-)
+from envhub_server.processes.interpreter import InterpreterKey, UnsafeFolder, ZygoteProcess, environment_of
 from envhub_server.replay import default_path
 
 PATH = "PYTHONPATH"
@@ -40,7 +35,8 @@ def check_folders(registry: Registry) -> None:
     """Raise ``UnsafeFolder`` if another user may write what workers import, by its mode; warn of other folders."""
     warned: dict[str, str] = {}
     for key in registry.interpreters:
-        named = _named_by_operator(key)
+        said = environment_of(key, key.python, os.environ).get(PATH, "")
+        named = [folder for folder in said.split(os.pathsep) if os.path.isdir(folder)]
         warned |= dict.fromkeys(named, f"it is in {PATH}: modules are imported from it")
         folder = key.folder or own_folder()
         if not folder or os.path.realpath(folder) in map(os.path.realpath, named):
@@ -55,11 +51,6 @@ def check_folders(registry: Registry) -> None:
             log.warning("folder_unsafe", folder=folder, why=str(weakness), note=note)
 
 
-def _named_by_operator(key: InterpreterKey) -> list[str]:
-    said = environment_of(key, key.python, os.environ).get(PATH, "")
-    return [folder for folder in said.split(os.pathsep) if os.path.isdir(folder)]
-
-
 def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None:
     named = [*registry.modules(key), *(factory.partition(":")[0] for factory in registry.factories(key))]
     for package in sorted({module.partition(".")[0] for module in named}):
@@ -72,7 +63,7 @@ def _check_modules(key: InterpreterKey, registry: Registry, folder: str) -> None
                 # Event: A module of the hub's folder is not imported, since an installed one has its name.
                 log.warning("module_shadowed", module=package, file=spec.origin, used=used, note=text)
             continue
-        place = _place(spec)
+        place = spec.origin or next(iter(spec.submodule_search_locations or ()))
         # In a sticky folder other users cannot replace the module, but can add one that it imports.
         weakness = next((each for each in map(weakness_of, (folder, place)) if each is not None and each.open), None)
         if weakness is not None:
@@ -89,11 +80,6 @@ def _installed(package: str, folder: str) -> str:
     own = os.path.realpath(folder)
     spec = PathFinder.find_spec(package, [place for place in sys.path if os.path.realpath(place) != own])
     return "" if spec is None or spec.origin is None else spec.origin
-
-
-def _place(spec: ModuleSpec) -> str:
-    folders: Sequence[str] = spec.submodule_search_locations or ()
-    return spec.origin or next(iter(folders))
 
 
 def config_of(entries: Sequence[str], arguments: HubArguments | None = None, file: Path | None = None) -> HubConfig:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import envhub
-from envhub.cli.terminal import print_line, standard_streams
+from envhub.cli import print_line, standard_streams
 
 COMMAND = [sys.executable, "-m", "envhub"]
 

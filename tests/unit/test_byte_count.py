@@ -9,7 +9,8 @@ from envhub_server.catalog.registry import EnvSettings
 from envhub_server.network.connections import Quotas
 from envhub_server.serve import config_of
 
-from envhub.cli import commands, terminal
+from envhub import cli
+from envhub.cli import commands
 from envhub.options import HubOptions, RecycleOptions, byte_count, kinds_of, options_from
 
 
@@ -61,7 +62,7 @@ def test_option_that_is_no_number_of_bytes_says_how_to_write_one(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         commands.app(["serve", "CartPole-v1", option, "2G"])
-    assert ended.value.code == terminal.EXIT_USAGE
+    assert ended.value.code == cli.EXIT_USAGE
     found = " ".join(capsys.readouterr().err.split())
     assert f"{option}: '2G' is no number of bytes; write it such as 2000000000, 2GB or 512MiB" in found
 

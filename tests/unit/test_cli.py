@@ -20,7 +20,7 @@ from envhub_server.network.key_folder import KeyFolder
 from rich.console import Console
 
 from envhub import cli
-from envhub.cli import commands, hubs, terminal
+from envhub.cli import commands, hubs
 from envhub.cli.commands import shown_default
 from envhub.options import HubOptions, RecycleOptions, Size, kinds_of
 from envhub.transport.address import key_of, text_of
@@ -61,7 +61,7 @@ def test_empty_path_is_not_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == terminal.EXIT_USAGE
+    assert run(*arguments) == cli.EXIT_USAGE
     found = capsys.readouterr()
     assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
 
@@ -88,7 +88,7 @@ def test_command_or_option_that_is_no_more_names_the_way_that_is_left(
     monkeypatch.setattr("sys.argv", ["envhub", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == terminal.EXIT_USAGE
+    assert ended.value.code == cli.EXIT_USAGE
     assert f"envhub {arguments[0]}" in (said := capsys.readouterr().err) and way in said
 
 
@@ -292,7 +292,7 @@ def test_mistake_is_told_in_a_line_with_what_to_do(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert run(*arguments) in (terminal.EXIT_FAILED, terminal.EXIT_USAGE)
+    assert run(*arguments) in (cli.EXIT_FAILED, cli.EXIT_USAGE)
     found = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert said in found and "Traceback" not in found
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
@@ -334,7 +334,7 @@ def test_place_that_this_user_may_not_enter_is_told_in_a_line(
         finally:
             os.seteuid(0)
     found = capsys.readouterr().err
-    assert ended.value.code == terminal.EXIT_USAGE and len(found.splitlines()) == 1
+    assert ended.value.code == cli.EXIT_USAGE and len(found.splitlines()) == 1
     assert found.startswith(f"envhub: user 65534 (nobody) may not use {folder}/")
     assert "name another place, or run this as its owner" in found
 

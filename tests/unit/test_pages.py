@@ -27,9 +27,9 @@ from envhub_server.session import launcher, supervision
 from envhub_server.worker import trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
-from envhub import errors, options
+from envhub import cli, errors, options
 from envhub.arena import layout
-from envhub.cli import commands, terminal
+from envhub.cli import commands
 from envhub.env_failure import EnvFailure
 from envhub.options import HubOptions
 from envhub.protocol import messages, prelude, validation
@@ -169,7 +169,7 @@ def test_variables_are_those_that_the_code_reads() -> None:
 
 def test_exit_statuses_are_those_of_the_command() -> None:
     rows = table(SERVER / "serve.md", "Exit statuses")
-    assert {int(row[0]) for row in rows} == {0, terminal.EXIT_FAILED, terminal.EXIT_USAGE, terminal.EXIT_KEYS}
+    assert {int(row[0]) for row in rows} == {0, cli.EXIT_FAILED, cli.EXIT_USAGE, cli.EXIT_KEYS}
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
     assert named <= {*commands.app}
 

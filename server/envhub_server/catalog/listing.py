@@ -80,7 +80,6 @@ class Listing:
         return bool(self._running)
 
     def look(self, now_s: float) -> None:
-        """Log which envs wait for an interpreter that starts, or for an import, for longer than usual."""
         for number in self._running:
             stage, names = self._stage(number)
             if stage != self._stages.get(number, ("", 0.0))[0]:

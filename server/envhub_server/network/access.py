@@ -137,8 +137,6 @@ class Access:
     def who(self, holder: Holder, peer: bytes) -> dict[str, str]:
         return {"client": holder.name, "host": self.connections.origin(peer)}
 
-    # --- connections --------------------------------------------------------------------------------------------------
-
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
         is_others = not self.open_to_all and connections.is_others(descriptor)
@@ -154,8 +152,7 @@ class Access:
             return  # one that was denied is noted as that
         if why := ended.why_unfinished:
             self.handshakes_unfinished += 1
-            # Event: A connection ended before its client had shown a key: it may look whether its hub is
-            # back.
+            # Event: A connection ended before its client had shown a key: it may look whether its hub is back.
             log.info("handshake_unfinished", host=ended.host, why=why, audit=True)
         else:
             self.authenticator.handshake_failed(ended.host)
@@ -245,8 +242,6 @@ class Access:
         connection.malformed += 1
         enough = connection.malformed == MALFORMED_MAX
         return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
-
-    # --- time ---------------------------------------------------------------------------------------------------------
 
     def check(self, now_s: float, heard: Collection[bytes | None]) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""

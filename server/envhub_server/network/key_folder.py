@@ -60,8 +60,6 @@ class KeyFolder:
         self._read: dict[str, _File] = {}  # by name, as it was when it was read last
         self._problems: list[str] = []  # that were logged, and are there still
 
-    # --- the hub's own key --------------------------------------------------------------------------------------------
-
     def secret(self) -> Secret[bytes]:
         path = self.path / "server.key"
         try:
@@ -79,8 +77,6 @@ class KeyFolder:
                 if not path.exists():  # another process may have made it meanwhile
                     write_secret(path, secret_text_of(sockets.new_key_pair()[1]))
         return self.secret()
-
-    # --- clients ------------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         self._check_owners()

@@ -146,8 +146,7 @@ class Listener:
             try:
                 os.link(path, _shut_path(path))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
-                # Event: The socket at an ipc address could not be replaced by one that lets clients
-                # wait.
+                # Event: The socket at an ipc address could not be replaced by one that lets clients wait.
                 log.warning("socket_swap_failed", path=str(path), why=str(error))
                 continue
             try:
@@ -237,8 +236,6 @@ PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed fo
 BACKLOG = 64
 
 _UCRED = struct.Struct("3i")
-
-log = Logger("envhub.hub")
 
 
 class SideSocket:

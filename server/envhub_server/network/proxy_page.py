@@ -60,9 +60,7 @@ def words_of(descriptor: int) -> memoryview:
 
 def _of_proxy(word: int) -> Any:
     """A word that the proxy writes; 0 once the slot is another connection's."""
-    return property(
-        lambda entry: entry.words[entry._at + word] if entry.words[entry._at + NUMBER] == entry.number else 0
-    )
+    return property(lambda entry: entry._own[word] if entry._own[NUMBER] == entry.number else 0)
 
 
 @dataclass(eq=False)
@@ -77,17 +75,15 @@ class PageEntry:
     received, heard_ns, state, unread_bytes = map(_of_proxy, (RECEIVED, HEARD_NS, STATE, UNREAD_BYTES))
 
     def __post_init__(self) -> None:
-        self._at = self.slot * WORDS
-        at = self._at
-        self.words[at + FRAMES_READ] = self.words[at + BYTES_READ] = 0
-        self.words[at + OWNER] = self.number
+        self._own = self.words[self.slot * WORDS : (self.slot + 1) * WORDS]
+        self._own[FRAMES_READ] = self._own[BYTES_READ] = 0
+        self._own[OWNER] = self.number
 
     @property
     def frames_read(self) -> int:
-        return self.words[self._at + FRAMES_READ]
+        return self._own[FRAMES_READ]
 
     def read(self, frames: int, nbytes: int) -> None:
-        words, at = self.words, self._at
-        if words[at + OWNER] == self.number:
-            words[at + BYTES_READ] += nbytes
-            words[at + FRAMES_READ] += frames
+        if self._own[OWNER] == self.number:
+            self._own[BYTES_READ] += nbytes
+            self._own[FRAMES_READ] += frames

@@ -30,24 +30,7 @@ from functools import partial
 
 from envhub.transport.socket_file import tcp_facts
 from envhub_server.network import proxy_page
-from envhub_server.network.proxy_page import (
-    BYTES_READ,
-    DENIED,
-    FRAMES_READ,
-    FULL_BYTES,
-    FULL_FRAMES,
-    FULL_HANDSHAKE,
-    HEARD_NS,
-    NUMBER,
-    OWNER,
-    PARTIAL,
-    RECEIVED,
-    SLOTS,
-    STATE,
-    UNREAD_BYTES,
-    WORDS,
-    EndedHandshake,
-)
+from envhub_server.network.proxy_page import EndedHandshake
 from envhub_server.network.zmtp_framing import BYTES, FRAMES, HANDSHAKE, ClientFrames, HubFrames
 
 CHUNK_BYTES = 1 << 17  # that is read of a connection in one turn
@@ -64,7 +47,7 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 REPORTS_MAX = 16  # of ended handshakes that the hub has not read; until it has, no new clients are let in
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-_STATES = {FRAMES: FULL_FRAMES, BYTES: FULL_BYTES, HANDSHAKE: FULL_HANDSHAKE}
+_STATES = {FRAMES: proxy_page.FULL_FRAMES, BYTES: proxy_page.FULL_BYTES, HANDSHAKE: proxy_page.FULL_HANDSHAKE}
 
 Handler = Callable[[int], None]
 
@@ -76,7 +59,7 @@ class Link:
         self, proxy: Proxy, client: socket.socket, hub: socket.socket, slot: int, number: int, host: str
     ) -> None:
         self._proxy, self.client, self.hub, self.slot, self._host = proxy, client, hub, slot, host
-        self._words, self._at, self._number = proxy.words, slot * WORDS, number
+        self._words, self._number = proxy.words[slot * proxy_page.WORDS : (slot + 1) * proxy_page.WORDS], number
         self._frames = ClientFrames(proxy.frames_max, proxy.bytes_max, proxy.curve)
         self._answers = HubFrames(proxy.curve)
         self._to_hub = b""  # counted, and not sent yet
@@ -87,10 +70,9 @@ class Link:
         self.closed = False
         self._paused = False  # whether nothing is read of the client for now
         self._linger_s = 0.0  # until when it waits for its client, once the hub has ended it
-        words, at = self._words, self._at
-        words[at + RECEIVED] = words[at + STATE] = words[at + UNREAD_BYTES] = 0
-        words[at + HEARD_NS] = time.monotonic_ns()
-        words[at + NUMBER] = number
+        self._words[proxy_page.RECEIVED] = self._words[proxy_page.STATE] = self._words[proxy_page.UNREAD_BYTES] = 0
+        self._words[proxy_page.HEARD_NS] = time.monotonic_ns()
+        self._words[proxy_page.NUMBER] = number
 
     # --- from the client to the hub ---------------------------------------------------------------------------------
 
@@ -116,9 +98,8 @@ class Link:
                 self._watch()
             return
         self._spoke = True
-        words, at = self._words, self._at
-        words[at + RECEIVED] += count
-        words[at + HEARD_NS] = time.monotonic_ns()
+        self._words[proxy_page.RECEIVED] += count
+        self._words[proxy_page.HEARD_NS] = time.monotonic_ns()
         data = self._proxy.chunk[:count]
         self._pass(memoryview(self._held + data) if self._held else data)
 
@@ -131,7 +112,7 @@ class Link:
 
     @property
     def noticed(self) -> bool:
-        return self._words[self._at + OWNER] == self._number
+        return self._words[proxy_page.OWNER] == self._number
 
     def _pass_held(self) -> None:
         if self._held and not self._to_hub and not self._frames.full:
@@ -139,7 +120,7 @@ class Link:
 
     def _note_read(self) -> None:
         if self.noticed:
-            self._frames.read(self._words[self._at + FRAMES_READ], self._words[self._at + BYTES_READ])
+            self._frames.read(self._words[proxy_page.FRAMES_READ], self._words[proxy_page.BYTES_READ])
 
     def _send_to_hub(self, data: memoryview) -> None:
         sent = 0
@@ -156,13 +137,15 @@ class Link:
             self._watch()
 
     def _show(self) -> None:
-        frames, words, at = self._frames, self._words, self._at
-        words[at + UNREAD_BYTES] = max(0, frames.unread_bytes - frames.left)
+        frames = self._frames
+        self._words[proxy_page.UNREAD_BYTES] = max(0, frames.unread_bytes - frames.left)
         state = 0
         if frames.partial or self._held:
-            state = PARTIAL
+            state = proxy_page.PARTIAL
             self._proxy.look_again(self, bool(frames.full))
-        words[at + STATE] = state | _STATES.get(frames.full, 0) | (DENIED if self._answers.denied else 0)
+        if self._answers.denied:
+            state |= proxy_page.DENIED
+        self._words[proxy_page.STATE] = state | _STATES.get(frames.full, 0)
 
     def look(self, now_s: float) -> None:
         if self._linger_s:
@@ -174,7 +157,7 @@ class Link:
         if self._paused:
             with contextlib.suppress(OSError):
                 heard_ns = time.monotonic_ns() - int(tcp_facts(self.client)[0] * 1e9)
-                self._words[self._at + HEARD_NS] = max(self._words[self._at + HEARD_NS], heard_ns)
+                self._words[proxy_page.HEARD_NS] = max(self._words[proxy_page.HEARD_NS], heard_ns)
         self._note_read()
         self._pass_held()
         self._show()
@@ -206,18 +189,14 @@ class Link:
         if pongs:
             self._frames.answered(pongs)
             self._show()
-        elif not self._answered:
-            self._note_answer()
-        self._send_to_client(data)
-
-    def _note_answer(self) -> None:
-        if self._answers.ready or self._answers.denied:
+        elif not self._answered and (self._answers.ready or self._answers.denied):
             self._answered = True
             if self._answers.ready:
                 self._frames.ready()
                 self._pass_held()
             self._show()
             self._watch()
+        self._send_to_client(data)
 
     def _send_to_client(self, data: memoryview | bytes) -> None:
         waited = bool(self._to_client)
@@ -245,8 +224,6 @@ class Link:
         elif not self._linger_s:
             self._linger_s = time.monotonic() + LINGER_S
             self._watch()
-
-    # --- both -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self._proxy.handlers[self.client.fileno()] = self.on_client
@@ -303,9 +280,9 @@ class Proxy:
         self._links: set[Link] = set()
         self._connecting: deque[tuple[Link, str]] = deque()
         self._unnoticed: deque[Link] = deque()
-        self._free = deque(range(SLOTS))
+        self._free = deque(range(proxy_page.SLOTS))
         self._number = 0
-        self._links_max = min(SLOTS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT) // 2)
+        self._links_max = min(proxy_page.SLOTS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT) // 2)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
         self._listening = self._ending = False
@@ -371,8 +348,6 @@ class Proxy:
             self._plan(FULL_CHECK_S)
         except OSError:  # the hub has ended
             self._reports.clear()
-
-    # --- connections ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         while self._unnoticed and (self._unnoticed[0].closed or self._unnoticed[0].noticed):

@@ -28,6 +28,9 @@ RETIRED = {
     "record": ONLY_PROGRAMS_RECORD,
     "fleet logs": "Ray keeps the logs of hubs: `ray logs actor --id ID`, with an ID of `ray list actors`",
     "fleet up --announce": "announce",
+    "bench --plot": (
+        "other ways are compared from a clone of the repository: cd tests/benchmarks && python -m side_by_side -h"
+    ),
     "serve --announce": "announce",
     "serve --audit": "audit",
     "serve --replays-max": "replays_max",

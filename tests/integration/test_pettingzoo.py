@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import team_envs
+from envhub_client.frameworks import raise_missing
 from gymnasium.error import ResetNeeded
 from hubs import ServedHub, serve, wait_until
 from pettingzoo.test import parallel_api_test, parallel_seed_test
@@ -232,6 +233,15 @@ def test_user_of_batches_reads_which_way_is_left(teams: ServedHub) -> None:
         with pytest.raises(TypeError, match=r"multi-agent envs are not batched: envhub.pettingzoo.make gives one as a"):
             make()
     assert wait_until(lambda: len(teams.workers()) <= before)
+
+
+def test_name_that_is_retired_says_what_is_left() -> None:
+    with pytest.raises(ImportError, match=r"make_vec is retired: make a ParallelEnv for each env by envhub.pettingzoo"):
+        getattr(envhub.pettingzoo, "make_vec")  # noqa: B009
+    with pytest.raises(ImportError, match=r"WholeEpisodeMonitor is retired: use VecMonitor, .*frameworks\.md shows"):
+        raise_missing("envhub.sb3", "WholeEpisodeMonitor")
+    with pytest.raises(AttributeError, match=r"module 'envhub.pettingzoo' has no attribute 'mkae'"):
+        getattr(envhub.pettingzoo, "mkae")  # noqa: B009
 
 
 def test_pettingzoo_is_imported_when_it_is_used() -> None:

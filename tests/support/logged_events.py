@@ -19,7 +19,7 @@ LEVELS = {
     "warn": ("warning",),
     "notify": ("warning",),
     "json_line": ("info",),
-    "tell": (),
+    **dict.fromkeys(("tell", "log"), ()),  # variables that are one of two methods
 }
 BEGIN = "# Event: "
 PAGE = ROOT / "server/docs/monitoring.md"
@@ -92,13 +92,13 @@ def sentences_above(lines: list[str], at: int) -> list[str]:
 
 
 def levels_of(name: str, tree: ast.Module) -> list[str]:
-    """The levels of a function; ``tell`` stands for one of two methods."""
-    if name != "tell":
+    """The levels of a function, or of those that a variable stands for."""
+    if LEVELS[name]:
         return [*LEVELS[name]]
     attributes = {
         node.attr for value in values_of(name, tree) for node in ast.walk(value) if isinstance(node, ast.Attribute)
     }
-    return sorted(attributes & {*LEVELS})
+    return sorted(attributes & {name for name in LEVELS if LEVELS[name]})
 
 
 def values_of(name: str, tree: ast.Module) -> list[ast.expr]:

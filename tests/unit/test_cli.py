@@ -79,6 +79,7 @@ def test_empty_path_is_not_the_current_folder(
         (["serve", "CartPole-v1", "--announce=hubs"], "by dns://NAME:PORT or by ray://FLEET"),
         (["serve", "--audit", "audit"], "the lines of the hub's log with audit=true say who did what"),
         (["serve", "--replays-max", "3"], "the files of replays are limited by their bytes"),
+        (["bench", "CartPole-v1", "--plot", "chart.svg"], "cd tests/benchmarks && python -m side_by_side -h"),
         (["replay", "CartPole-v1-0", "--until", "1"], "--pdb stops in the step that failed"),
     ],
 )

@@ -60,12 +60,10 @@ class Spinner:
 
 
 def spin_us(processes: int, cpus: int, quota: bool) -> int:
-    """The number of microseconds to spin; ``quota`` is True if a cgroup limits the CPU time. Raises ``ValueError``.
+    """The microseconds to spin for ``processes`` on ``cpus``; none where a ``quota`` of a cgroup would be spent.
 
-    ``processes`` is the number of workers for a worker, and one more for their driver, which may share the CPU of a
-    worker that spins: the scheduler prefers a process that slept. A driver that spins takes CPU time from workers that
-    compute, unless it has its own CPU. No process spins if that would spend a cgroup's quota, or if a weaker memory
-    order than x86-64's requires a system call before the read of guarded data.
+    A worker counts the workers, and their driver itself, too: one that spins takes CPU time from workers that compute,
+    and the scheduler prefers a process that slept. Raises ``ValueError``.
     """
     configured = configured_spin_us()
     if configured is not None:

@@ -76,17 +76,7 @@ class _Link:
 
 
 class HubProtocol:
-    """The hub's half.
-
-    Attributes:
-        outgoing: ``(peer, frames)`` to send, in order; the caller empties it.
-        failures: the number of failed and refused requests, by the code of the failure; without requests to sessions
-            that were never made.
-        leases: the time at which each lease expires, by token; only sessions without a connected client have one.
-        returned: tokens of the sessions whose client sent a message while their lease ran; the caller empties it.
-        foreign: ops and tokens of refused requests to sessions of another client; the caller empties it.
-        stale: tokens of refused requests to sessions of an earlier hub at this address; the caller empties it.
-    """
+    """The hub's half: frames in, events and frames out."""
 
     def __init__(
         self,
@@ -97,16 +87,19 @@ class HubProtocol:
     ) -> None:
         self.hub_id = hub_id
         self._header_limits = header_limits
-        self.outgoing: list[tuple[bytes, Frames]] = []
+        self.outgoing: list[tuple[bytes, Frames]] = []  # peers and frames to send, in order; the caller empties it
         self.malformed = 0
         self.refused = 0
+        # Failed and refused requests by the code of the failure, without those to sessions that were never made.
         self.failures: Counter[str] = Counter()
         self.replayed = 0
         self.draining = False
         self._lease_s = lease_s
         self._sessions_max = sessions_max
         self._links: dict[bytes, _Link] = {}
-        self.leases: dict[bytes, float] = {}
+        self.leases: dict[bytes, float] = {}  # when each expires; only of sessions without a connected client
+        # The caller empties these: sessions whose client has come back while their lease ran; refused requests to
+        # sessions of another client; and tokens of refused requests to sessions of an earlier hub at this address.
         self.returned: list[bytes] = []
         self.foreign: list[tuple[Op, bytes]] = []
         self.stale: list[bytes] = []

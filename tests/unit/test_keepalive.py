@@ -63,6 +63,29 @@ def test_nothing_is_kept_alive() -> None:
     assert not thread.is_alive()
 
 
+def test_what_is_dropped_while_the_thread_looks_ends_it_not() -> None:
+    # As the garbage collector does, which runs in whatever that thread is doing.
+    keep_alive, kept, dropped = KeepAlive(), Counted(), [Counted() for _ in range(4)]
+    left = [*dropped]
+
+    def drop_one(frame: Any, event: str, argument: object) -> Any:
+        if "weakref" in frame.f_code.co_filename and frame.f_code.co_name in ("__iter__", "valuerefs") and left:
+            keep_alive.drop(left.pop())
+        return drop_one
+
+    before = threading.gettrace()
+    threading.settrace(drop_one)
+    try:
+        for each in [*dropped, kept]:
+            keep_alive.add(each)
+    finally:
+        threading.settrace(before)  # type: ignore[arg-type]
+    assert kept.kept.wait(DEADLINE_S)
+    thread = keep_alive._thread
+    assert thread is not None and thread.is_alive() and len(left) < len(dropped)
+    keep_alive.stop()
+
+
 def test_stopped_keep_alive_starts_no_thread() -> None:
     keep_alive = KeepAlive()
     keep_alive.stop()

@@ -47,13 +47,13 @@ class KeepAlive:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # which a thread may hold when the garbage collector closes a connection in it
-        self._kept = weakref.WeakSet[Any]()  # connections, each with its ``keep_alive``
+        self._kept = weakref.WeakValueDictionary[int, Any]()  # connections, each with its ``keep_alive``
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
     def add(self, kept: object) -> None:
         with self._lock:
-            self._kept.add(kept)
+            self._kept[id(kept)] = kept
             begun = self._thread is not None and self._thread.is_alive()  # not if an interrupt came before its start
             if not begun and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._run, name="envhub-keep-alive", daemon=True)
@@ -61,7 +61,7 @@ class KeepAlive:
 
     def drop(self, kept: object) -> None:
         with self._lock:
-            self._kept.discard(kept)
+            self._kept.pop(id(kept), None)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -71,7 +71,8 @@ class KeepAlive:
     def _run(self) -> None:
         while not self._stopped.wait(CHECK_S):
             with self._lock:
-                due = [*self._kept]
+                # A list at once: the garbage collector may have this thread drop one in the middle of a loop over them.
+                due = [kept for kept in [each() for each in self._kept.valuerefs()] if kept is not None]
                 if not due:
                     self._thread = None
                     return

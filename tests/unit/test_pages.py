@@ -213,7 +213,7 @@ def test_events_are_logged() -> None:
 def test_counters_are_the_codes() -> None:
     text = section(SERVER / "monitoring.md", "Counters")
     counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
-    assert counters == keys_returned(hub_requests.Status.counters)
+    assert counters == keys_returned(hub_requests.HubRequests.counters)
     assert keys_returned(hub_requests.description) <= {*re.findall(r"`(\w+)`", text)}
 
 

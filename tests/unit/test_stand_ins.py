@@ -167,7 +167,7 @@ def test_loss_is_reported_by_the_next_step_and_later_steps_wait(memory: SessionM
 def test_worker_that_serves_again_is_left_alone(memory: SessionMemory) -> None:
     stand_ins = StandIns(memory, None)
     stand_ins.take(0, TRUNCATED, None)
-    stand_ins.release(0)
+    stand_ins.losses.pop(0)
     step(memory)
     assert stand_ins.posted(0) == [] and memory.arena.done[0] != memory.arena.request[0]
 
@@ -342,7 +342,7 @@ def test_rows_of_a_vector_env_report_their_loss_together_and_others_do_not(memor
         step(memory)
         assert stand_ins.posted(0) == ([] if is_batch else [WAITING])
         stand_ins.finish(0, TRUNCATED)
-        stand_ins.release(0)
+        stand_ins.losses.pop(0)
         finish(memory, *range(ROWS))
 
 

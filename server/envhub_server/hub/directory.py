@@ -149,7 +149,7 @@ class Directory:
         if runtime.token == token:
             runtime.report(SessionMachine.on_lease_expired)
         else:
-            runtime.give_up_attach()
+            runtime.report(SessionMachine.on_attach_given_up)
 
     def revoke(self, clients: Sequence[str]) -> None:
         """End the sessions of these clients, whose keys were removed: they have no lease."""

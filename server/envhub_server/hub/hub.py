@@ -37,15 +37,15 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, usable_cpus
-from envhub_server.hub.directory import ClientUsage, Directory
+from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import ConnectionSupervisor, Gateway
-from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers, SessionStarter, Status
+from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.log import Logger
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, Schedule
-from envhub_server.memory.session_memory import ArenaBudget, UnreadMemory
+from envhub_server.memory.session_memory import UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
@@ -130,7 +130,6 @@ class Hub:
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
-        usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
         self._compression = BackgroundThread(self._poller, "envhub-compression")
         services = Services(
             poller=self._poller,
@@ -151,19 +150,16 @@ class Hub:
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
-        starter = SessionStarter(config, services, directory, usage, offers, self._replays, self._side_socket)
-        self._status = Status(
-            config, protocol, access, directory, usage, self._gateway, offers, self._supervisor, self._clock
-        )
         self._requests = HubRequests(
-            protocol,
+            config,
+            services,
             access,
             directory,
-            starter,
+            self._gateway,
             self._connections,
             offers,
-            self._status,
-            observations_bytes_max=2 * config.message_bytes_max,
+            self._replays,
+            self._side_socket,
         )
         # For the loop, which reads them at each step.
         self._sessions, self._by_token = directory.by_number, directory.by_token
@@ -379,7 +375,7 @@ class Hub:
         self._schedule.set(runtime.elapse, math.inf)
         # Event: A session has ended, and all that it had is freed.
         log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
-        runtime.release()
+        del runtime.state  # which refers to the runtime
 
     def _on_listing(self, event: WorkerEvent) -> None:
         self._offers.listing.handle(event)
@@ -405,7 +401,7 @@ class Hub:
                 log.info("stack", signal=name, thread=identity, stack="".join(traceback.format_stack(frame)))
         elif name == "SIGUSR2":
             # Event: The counters of `stats()`, after SIGUSR2.
-            log.info("counters", signal=name, **self._status.counters())
+            log.info("counters", signal=name, **self._requests.counters())
         else:
             self.stop(name)
 

@@ -31,8 +31,8 @@ from envhub_server.hub.resources import Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.factories_memory import held
 from envhub_server.log import Logger
-from envhub_server.loop import Clock, Loop
-from envhub_server.memory.session_memory import INFO_BYTES, UnreadObservations
+from envhub_server.loop import Loop
+from envhub_server.memory.session_memory import INFO_BYTES, ArenaBudget, UnreadObservations
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
@@ -44,6 +44,11 @@ from envhub_server.session.building import SHARE
 from envhub_server.session.launcher import Machine, Restarts
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.supervision import logged
+
+HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
+OBSERVATIONS_SHARE = 2  # bytes of copies of observations that a client has not read, in largest messages
+log = Logger("envhub.hub")
+_STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
 
 
 class Offers:
@@ -119,136 +124,117 @@ class Offers:
         self._plan_look()
 
 
-class Status:
-    """Reports of one hub. It owns the time at which the hub began; all else it reads from the other objects."""
+class HubRequests:
+    """Carries out the requests to one hub: its own, and those that make a session or take one over.
 
-    def __init__(
-        self,
-        config: HubConfig,
-        protocol: HubProtocol,
-        access: Access,
-        directory: Directory,
-        usage: ClientUsage,
-        gateway: Gateway,
-        offers: Offers,
-        supervisor: Supervisor,
-        clock: Clock,
-    ) -> None:
-        self._config, self._protocol, self._access, self._directory = config, protocol, access, directory
-        self._usage = usage
-        self._gateway, self._offers, self._supervisor, self._clock = gateway, offers, supervisor, clock
-        self._began_s = time.monotonic()
-
-    def welcome(self, holder: Holder) -> Welcome:
-        config = self._config
-        return Welcome(
-            hub=envhub.__version__,
-            version=str(prelude.VERSION),
-            private=config.private,
-            limits={"envs_per_session_max": config.envs_per_session_max, "message_bytes_max": config.message_bytes_max},
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            compressions=compression.available(),
-            capacity=self.capacity(holder),
-            name=config.name_of_hub,
-        )
-
-    def capacity(self, holder: Holder) -> Capacity:
-        return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus(self._config.cpus))
-
-    def health(self, holder: Holder) -> dict[str, Any]:
-        """Health of the hub, and the envs that it cannot make now, with the reasons."""
-        unready = {**self._offers.listing.unready, **self._offers.listing.starting}
-        return {
-            "status": "draining" if self._protocol.draining else "ok",
-            "hub": f"{self._protocol.hub_id:016x}",
-            "uptime_s": time.monotonic() - self._began_s,
-            "sessions": len(self._directory.sessions),
-            "loop_lag_s": self._clock.lag_s(),
-            "unready": without_folders(unready) if hides_folders(self._config, holder) else unready,
-        }
-
-    def counters(self) -> dict[str, Any]:
-        sessions, protocol, access = self._directory.sessions, self._protocol, self._access
-        restarts = sum(each.state.restarts for each in sessions)
-        return {
-            "envs": sum(each.state.make.num_envs for each in sessions),
-            "workers": sum(len(each.pids) for each in sessions),
-            "restarts": restarts + self._directory.restarts_before,
-            "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
-            "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
-            "arena_bytes": sum(each.arena_bytes for each in sessions),
-            "requests": self._gateway.requests,
-            "replayed": protocol.replayed,
-            "refused": protocol.refused,
-            "malformed": protocol.malformed,
-            "failures": dict(protocol.failures),
-            "connections": len(access.connections),
-            "connections_ended": access.connections_ended,
-            "handshakes_refused": access.handshakes_refused,
-            "handshakes_unfinished": access.handshakes_unfinished,
-            "descriptors": descriptor_guard.in_use(),
-        }
-
-    def sessions(self, holder: Holder) -> list[dict[str, Any]]:
-        seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
-        return [description(each, each.token in self._protocol.leases) for each in seen]
-
-    def progress(self, token: bytes) -> HeartbeatReply:
-        """Progress of a request, for its client; the log has that of a request that makes envs, too."""
-        runtime = self._directory.by_token.get(token)
-        if runtime is None or not runtime.state.making:
-            return HeartbeatReply("running")
-        progress = runtime.state.progress
-        starting = self._supervisor.starting(runtime.interpreter)
-        at_work = f"importing {progress.importing}" if progress.importing else starting
-        doing = {"doing": at_work} if at_work else {}
-        made: dict[str, Any] = {"phase": progress.phase, "built": progress.built, "num_envs": progress.num_envs}
-        # Event: The number of envs that a session has built, and what its workers do if that takes long.
-        runtime.log.info("session_making", **made, **doing)
-        hides = runtime.state.launcher.rules.hide_folders
-        return replace(progress, starting=without_folders(starting) if hides else starting)
-
-
-def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
-    return {
-        "session": runtime.token[:NAME_BYTES].hex(),  # to tell sessions apart; the whole token is a key to it
-        "env": runtime.state.make.name or "factories",
-        "num_envs": runtime.state.make.num_envs,
-        "workers": runtime.pids,
-        "sizing": "" if runtime.state.sizing.count is None else runtime.state.sizing.count.reason,
-        "restarts": runtime.state.restarts,
-        "recycled": runtime.state.recycled,
-        "steps": runtime.steps,
-        "phase": runtime.state.phase.value,
-        "lane": runtime.state.ownership.lane.value,
-        "leased": leased,
-    }
-
-
-HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
-log = Logger("envhub.hub")
-_STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
-
-
-class SessionStarter:
-    """Starts the sessions of one hub, by plans of ``planner``. It owns no session: the directory does."""
+    It owns the observations that its clients have not read, and the time at which the hub began. It owns no session:
+    the directory does.
+    """
 
     def __init__(
         self,
         config: HubConfig,
         services: Services,
+        access: Access,
         directory: Directory,
-        usage: ClientUsage,
+        gateway: Gateway,
+        connections: ConnectionSupervisor,
         offers: Offers,
         replays: ReplayWriter | None,
         side_socket: SideSocket,
     ) -> None:
-        self._config, self._services, self._directory = config, services, directory
-        self._usage, self._offers, self._replays, self._side_socket = usage, offers, replays, side_socket
+        self._config, self._services, self._protocol = config, services, services.protocol
+        self._access, self._directory = access, directory
+        self._usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
+        self._gateway, self._connections, self._offers = gateway, connections, offers
+        self._replays, self._side_socket = replays, side_socket
+        self._observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
+        self._began_s = time.monotonic()
 
-    def make(self, request: Incoming, holder: Holder) -> Failure | None:
-        if failure := self._refusal(request, holder):
+    def handle(self, request: Incoming, holder: Holder) -> None:
+        """Carry out a request of this client; a bug in that is logged, and answered as a failure."""
+        try:
+            self._handle(request, holder)
+        except Exception as error:
+            log.exception("internal_error", once_per=("error",), op=request.op.name)
+            self._protocol.forget(request.token)  # of a session that was never made
+            self.fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
+
+    def fail(self, request: Incoming, failure: Failure) -> None:
+        """Answer with a failure, which is logged if it concerns a session or an env."""
+        if failure.scope in ("env", "session"):
+            # A token of no session is any that the client chooses, and would have a line each.
+            session = {"session": request.token.hex()[:8]} if request.token in self._directory.by_token else {}
+            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
+            log.warning("request_failed", once_per=("session", "code"), **session, **logged(failure))
+        self._protocol.fail(request, failure)
+
+    def _handle(self, request: Incoming, holder: Holder) -> None:
+        answer = self._protocol.answer
+        match request.op:
+            case Op.MAKE | Op.ATTACH:
+                self._begin(request, holder)
+            case Op.HEARTBEAT:
+                answer(request, self.progress(request.token))
+            case Op.HELLO:
+                answer(request, self.welcome(holder))
+            case Op.LIST:
+                if (failure := self._offers.answer(request)) is not None:
+                    self.fail(request, failure)
+            case Op.STATS:
+                capacity = messages.as_map(self.capacity(holder))
+                counters = {**self.health(holder), **self.counters(), "capacity": capacity}
+                answer(request, messages.Table([counters]))
+            case Op.HEALTH:
+                answer(request, messages.Table([self.health(holder)]))
+            case Op.SESSIONS:
+                answer(request, messages.Table(self.sessions(holder)))
+            case Op.OBSERVE:
+                self._observe(request, holder)
+            case _:  # the protocol admits it only where there is a session
+                raise KeyError(request.op.name)
+
+    def _begin(self, request: Incoming, holder: Holder) -> None:
+        begin = self._make if request.op is Op.MAKE else self._attach
+        if (failure := begin(request, holder)) is not None:
+            self._refuse(request, holder, failure)
+            self._protocol.forget(request.token)
+        elif request.op is Op.MAKE:
+            self._connections.check_soon()
+
+    def _observe(self, request: Incoming, holder: Holder) -> None:
+        runtime = self._directory.find(request, holder)
+        if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
+            self._refuse(request, holder, Failure("session_lost", "session", "this hub has no such session to observe"))
+            return
+        client: object = request.peer if holder.quotas is None else holder.name
+        if why := self._observations.refusal(client, runtime.observed_bytes):
+            self.fail(request, Failure("limit", "hub", why))
+            return
+        observed, arrays = runtime.observe(request.message.described)
+        self._observations.add(client, arrays)
+        self._protocol.answer(request, observed, arrays)
+
+    def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
+        """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
+        session = b"" if request.op is Op.MAKE else request.message.session
+        missing = failure.code == "session_lost" and self._directory.named(session, holder) is None
+        unknown = bool(session) and missing
+        if unknown:
+            self._directory.note_unknown(request.peer, session, holder, failure.message)
+            self._protocol.fail(request, failure)
+            return
+        self.fail(request, failure)
+        if request.op is not Op.OBSERVE:
+            why = shortened(failure.message, 200)
+            log.warning(
+                "request_refused", **self._access.who(holder, request.peer), op=request.op.name, why=why, audit=True
+            )
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def _make(self, request: Incoming, holder: Holder) -> Failure | None:
+        if failure := self._early_refusal(request, holder):
             return failure
         planned = self._plan(request, holder)
         if isinstance(planned, Failure):
@@ -261,10 +247,12 @@ class SessionStarter:
         runtime.start(request._replace(message=runtime.state.make))
         return None
 
-    def attach(self, request: Incoming, holder: Holder) -> Failure | None:
-        return self._refusal(request, holder) or self._directory.attach(request, holder, self._usage.budget(holder))
+    def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
+        return self._early_refusal(request, holder) or self._directory.attach(
+            request, holder, self._usage.budget(holder)
+        )
 
-    def _refusal(self, request: Incoming, holder: Holder) -> Failure | None:
+    def _early_refusal(self, request: Incoming, holder: Holder) -> Failure | None:
         """Refuse what needs no further look; done before all else, for each name that is not offered costs a search."""
         if why := self._usage.count_make(holder, self._services.clock.now_s()):
             return Failure("limit", "hub", why)
@@ -316,108 +304,96 @@ class SessionStarter:
             runtime.replays = ReplayKeeper(self._replays, runtime.interpreter, faults, is_vector, bytes_max)
         return runtime
 
+    # --- reports ----
+
+    def welcome(self, holder: Holder) -> Welcome:
+        config = self._config
+        return Welcome(
+            hub=envhub.__version__,
+            version=str(prelude.VERSION),
+            private=config.private,
+            limits={"envs_per_session_max": config.envs_per_session_max, "message_bytes_max": config.message_bytes_max},
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            compressions=compression.available(),
+            capacity=self.capacity(holder),
+            name=config.name_of_hub,
+        )
+
+    def capacity(self, holder: Holder) -> Capacity:
+        return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus(self._config.cpus))
+
+    def health(self, holder: Holder) -> dict[str, Any]:
+        """Health of the hub, and the envs that it cannot make now, with the reasons."""
+        unready = {**self._offers.listing.unready, **self._offers.listing.starting}
+        return {
+            "status": "draining" if self._protocol.draining else "ok",
+            "hub": f"{self._protocol.hub_id:016x}",
+            "uptime_s": time.monotonic() - self._began_s,
+            "sessions": len(self._directory.sessions),
+            "loop_lag_s": self._services.clock.lag_s(),
+            "unready": without_folders(unready) if hides_folders(self._config, holder) else unready,
+        }
+
+    def counters(self) -> dict[str, Any]:
+        sessions, protocol, access = self._directory.sessions, self._protocol, self._access
+        restarts = sum(each.state.restarts for each in sessions)
+        return {
+            "envs": sum(each.state.make.num_envs for each in sessions),
+            "workers": sum(len(each.pids) for each in sessions),
+            "restarts": restarts + self._directory.restarts_before,
+            "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
+            "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
+            "arena_bytes": sum(each.arena_bytes for each in sessions),
+            "requests": self._gateway.requests,
+            "replayed": protocol.replayed,
+            "refused": protocol.refused,
+            "malformed": protocol.malformed,
+            "failures": dict(protocol.failures),
+            "connections": len(access.connections),
+            "connections_ended": access.connections_ended,
+            "handshakes_refused": access.handshakes_refused,
+            "handshakes_unfinished": access.handshakes_unfinished,
+            "descriptors": descriptor_guard.in_use(),
+        }
+
+    def sessions(self, holder: Holder) -> list[dict[str, Any]]:
+        seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
+        return [description(each, each.token in self._protocol.leases) for each in seen]
+
+    def progress(self, token: bytes) -> HeartbeatReply:
+        """Progress of a request, for its client; the log has that of a request that makes envs, too."""
+        runtime = self._directory.by_token.get(token)
+        if runtime is None or not runtime.state.making:
+            return HeartbeatReply("running")
+        progress = runtime.state.progress
+        starting = self._services.supervisor.starting(runtime.interpreter)
+        at_work = f"importing {progress.importing}" if progress.importing else starting
+        doing = {"doing": at_work} if at_work else {}
+        made: dict[str, Any] = {"phase": progress.phase, "built": progress.built, "num_envs": progress.num_envs}
+        # Event: The number of envs that a session has built, and what its workers do if that takes long.
+        runtime.log.info("session_making", **made, **doing)
+        hides = runtime.state.launcher.rules.hide_folders
+        return replace(progress, starting=without_folders(starting) if hides else starting)
+
+
+def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
+    return {
+        "session": runtime.token[:NAME_BYTES].hex(),  # to tell sessions apart; the whole token is a key to it
+        "env": runtime.state.make.name or "factories",
+        "num_envs": runtime.state.make.num_envs,
+        "workers": runtime.pids,
+        "sizing": "" if runtime.state.sizing.count is None else runtime.state.sizing.count.reason,
+        "restarts": runtime.state.restarts,
+        "recycled": runtime.state.recycled,
+        "steps": runtime.steps,
+        "phase": runtime.state.phase.value,
+        "lane": runtime.state.ownership.lane.value,
+        "leased": leased,
+    }
+
 
 def _machine(cpus_max: int | None) -> Machine:
     workers_max = int(SHARE * min(descriptor_guard.workers_left(), processes_left()))
     affinity = tuple(sorted(os.sched_getaffinity(0)))
     return Machine(affinity, usable_cpus(cpus_max), has_quota(), workers_max, memory_available_bytes())
-
-
-class HubRequests:
-    """Carries out the requests to one hub. It owns the observations that its clients have not read."""
-
-    def __init__(
-        self,
-        protocol: HubProtocol,
-        access: Access,
-        directory: Directory,
-        starter: SessionStarter,
-        connections: ConnectionSupervisor,
-        offers: Offers,
-        status: Status,
-        observations_bytes_max: int,
-    ) -> None:
-        """Keep copies of observations that a client has not read, up to this many bytes."""
-        self._protocol, self._access, self._directory = protocol, access, directory
-        self._starter, self._connections, self._offers, self._status = starter, connections, offers, status
-        self._observations = UnreadObservations(observations_bytes_max)
-
-    def handle(self, request: Incoming, holder: Holder) -> None:
-        """Carry out a request of this client; a bug in that is logged, and answered as a failure."""
-        try:
-            self._handle(request, holder)
-        except Exception as error:
-            log.exception("internal_error", once_per=("error",), op=request.op.name)
-            self._protocol.forget(request.token)  # of a session that was never made
-            self.fail(request, Failure("internal", "hub", f"a bug in the hub, which logged it: {error!r}"))
-
-    def fail(self, request: Incoming, failure: Failure) -> None:
-        """Answer with a failure, which is logged if it concerns a session or an env."""
-        if failure.scope in ("env", "session"):
-            # A token of no session is any that the client chooses, and would have a line each.
-            session = {"session": request.token.hex()[:8]} if request.token in self._directory.by_token else {}
-            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
-            log.warning("request_failed", once_per=("session", "code"), **session, **logged(failure))
-        self._protocol.fail(request, failure)
-
-    def _handle(self, request: Incoming, holder: Holder) -> None:
-        answer, status = self._protocol.answer, self._status
-        match request.op:
-            case Op.MAKE | Op.ATTACH:
-                self._begin(request, holder)
-            case Op.HEARTBEAT:
-                answer(request, status.progress(request.token))
-            case Op.HELLO:
-                answer(request, status.welcome(holder))
-            case Op.LIST:
-                if (failure := self._offers.answer(request)) is not None:
-                    self.fail(request, failure)
-            case Op.STATS:
-                capacity = messages.as_map(status.capacity(holder))
-                counters = {**status.health(holder), **status.counters(), "capacity": capacity}
-                answer(request, messages.Table([counters]))
-            case Op.HEALTH:
-                answer(request, messages.Table([status.health(holder)]))
-            case Op.SESSIONS:
-                answer(request, messages.Table(status.sessions(holder)))
-            case Op.OBSERVE:
-                self._observe(request, holder)
-            case _:  # the protocol admits it only where there is a session
-                raise KeyError(request.op.name)
-
-    def _begin(self, request: Incoming, holder: Holder) -> None:
-        begin = self._starter.make if request.op is Op.MAKE else self._starter.attach
-        if (failure := begin(request, holder)) is not None:
-            self._refuse(request, holder, failure)
-            self._protocol.forget(request.token)
-        elif request.op is Op.MAKE:
-            self._connections.check_soon()
-
-    def _observe(self, request: Incoming, holder: Holder) -> None:
-        runtime = self._directory.find(request, holder)
-        if runtime is None or runtime.state.made is None or not runtime.arena_bytes:
-            self._refuse(request, holder, Failure("session_lost", "session", "this hub has no such session to observe"))
-            return
-        client: object = request.peer if holder.quotas is None else holder.name
-        if why := self._observations.refusal(client, runtime.observed_bytes):
-            self.fail(request, Failure("limit", "hub", why))
-            return
-        observed, arrays = runtime.observe(request.message.described)
-        self._observations.add(client, arrays)
-        self._protocol.answer(request, observed, arrays)
-
-    def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
-        """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
-        session = b"" if request.op is Op.MAKE else request.message.session
-        missing = failure.code == "session_lost" and self._directory.named(session, holder) is None
-        unknown = bool(session) and missing
-        if unknown:
-            self._directory.note_unknown(request.peer, session, holder, failure.message)
-            self._protocol.fail(request, failure)
-            return
-        self.fail(request, failure)
-        if request.op is not Op.OBSERVE:
-            why = shortened(failure.message, 200)
-            log.warning(
-                "request_refused", **self._access.who(holder, request.peer), op=request.op.name, why=why, audit=True
-            )

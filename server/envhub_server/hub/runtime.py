@@ -62,9 +62,6 @@ class SessionRuntime(SessionResources):
         if not (waits and self.compressing is not None):
             self.report(SessionMachine.on_attached, self.quiescent)
 
-    def give_up_attach(self) -> None:
-        self.report(SessionMachine.on_attach_given_up)
-
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers said that belongs to its answer."""
         self.arrived = request
@@ -164,10 +161,6 @@ class SessionRuntime(SessionResources):
         self.state.discard()
         self.compressing = None
         self.end()
-
-    def release(self) -> None:
-        """Let go of the machine of an ended session, which refers to this."""
-        del self.state
 
     # --- messages of processes ----------------------------------------------------------------------------------------
 
@@ -269,8 +262,8 @@ class SessionRuntime(SessionResources):
         assert memory is not None and stand_ins is not None
         objects = stand_ins.objects(slot)
         if slot in stand_ins.losses:
-            self._ignore_bell(slot)
-            stand_ins.release(slot)
+            self.services.poller.unregister(memory.slot_bells[slot])
+            stand_ins.losses.pop(slot)
         if process in self.workers:
             self.serving[slot] = self.workers[process]
         self.tell(process, replace(message, objects=objects))
@@ -366,7 +359,8 @@ class SessionRuntime(SessionResources):
         stand_ins = self.stand_ins
         assert stand_ins is not None
         if slot not in stand_ins.losses:
-            self._hear_bell(slot)
+            # The bell is never read, since its client could make that block. By edges each ring is reported once.
+            self.services.poller.register(stand_ins.memory.slot_bells[slot], self, edges=True)
         self.stand_in(stand_ins.take(slot, loss, resetting, left))
 
     def keep_rows(self, slot: int) -> None:
@@ -435,7 +429,7 @@ class SessionRuntime(SessionResources):
         self.refuse_side()
         self.lane.close()
         for slot in self.stand_ins.losses if self.stand_ins is not None else ():
-            self._ignore_bell(slot)
+            self.services.poller.unregister(self.stand_ins.memory.slot_bells[slot])
         self.services.poller.unregister(self.done_bell)
         os.close(self.done_bell)
         if self.factories >= 0:
@@ -443,26 +437,14 @@ class SessionRuntime(SessionResources):
         if self.memory is not None:
             self._steps = self.memory.steps
             memory, self.memory, self.stand_ins = self.memory, None, None
-            self._let_go(memory)
+            # A view of it, as in a reply that was not read, keeps it mapped.
+            nbytes, ref = memory.nbytes, memory.arena.memory_ref()
+            memory.close()
+            del memory.arena, memory.driver, memory.frames
+            now_s = self.services.clock.now_s()
+            self.services.unread.add(ref, nbytes, self.budget, self.connections, now_s)
 
     def _label(self) -> None:
         for process in self.state.slots.processes:
             if worker := self.workers.get(process.number):
                 worker.label.update(session=self.token.hex()[:8], worker=self.state.slots.worker(process.number))
-
-    def _let_go(self, memory: SessionMemory) -> None:
-        """Close memory that is used no more; a view of it, as in a reply that was not read, keeps it mapped."""
-        nbytes, ref = memory.nbytes, memory.arena.memory_ref()
-        memory.close()
-        del memory.arena, memory.driver, memory.frames
-        now_s = self.services.clock.now_s()
-        self.services.unread.add(ref, nbytes, self.budget, self.connections, now_s)
-
-    def _hear_bell(self, slot: int) -> None:
-        # The bell is never read, since its client could make that block. By edges each ring is reported once.
-        if self.memory is not None:
-            self.services.poller.register(self.memory.slot_bells[slot], self, edges=True)
-
-    def _ignore_bell(self, slot: int) -> None:
-        if self.memory is not None:
-            self.services.poller.unregister(self.memory.slot_bells[slot])

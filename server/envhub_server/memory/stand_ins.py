@@ -190,10 +190,6 @@ class StandIns:
         words = self.memory.words(slot)
         return self._keep(words.rows[words.request != words.done])
 
-    def release(self, slot: int) -> None:
-        """Give the slot's process its rows back."""
-        self.losses.pop(slot, None)
-
     def _lose(self, rows: np.ndarray, loss: WorkerLoss) -> list[Event]:
         arena = self.memory.arena
         reports: list[Event] = []

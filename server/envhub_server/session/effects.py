@@ -44,9 +44,7 @@ class Effects(Protocol):
     def assign(self, slot: int, process: int) -> None:
         """Give the slot to this spare; the slot's process, if it has one, then serves no slot."""
 
-    def tell(self, process: int, message: Any) -> None:
-        """Send a control message to a process."""
-
+    def tell(self, process: int, message: Any) -> None: ...
     def give_arena(self, process: int, slot: int, message: control.MapArena) -> None:
         """Give the session's arena to a process, with the bells of this slot."""
 
@@ -62,11 +60,8 @@ class Effects(Protocol):
         ``slow`` has of each process its number, its descriptor of the file with its stack, and the rows that it closes.
         """
 
-    def kill(self, process: int) -> None:
-        """End a process at once."""
-
-    def keep_replay(self, order: ReplayOrder) -> None:
-        """Write a replay file of an env."""
+    def kill(self, process: int) -> None: ...
+    def keep_replay(self, order: ReplayOrder) -> None: ...
 
     # --- the arena ----------------------------------------------------------------------------------------------------
 
@@ -120,24 +115,16 @@ class Effects(Protocol):
     def refuse_side(self) -> None:
         """Close the client's connection to the side socket: it stays on the wire lane."""
 
-    def give_drive(self) -> None:
-        """Have the client drive."""
-
-    def take_drive(self) -> None:
-        """Have the hub drive."""
-
-    def close_side(self) -> None:
-        """Close the client's side socket."""
-
+    def give_drive(self) -> None: ...
+    def take_drive(self) -> None: ...
+    def close_side(self) -> None: ...
     def revoke(self) -> None:
         """Revoke the session of a client that drives; the client then asks the hub why."""
 
     def recall(self) -> None:
         """Have the client that drives ask the hub, which tells it that another takes the session over."""
 
-    def end_recall(self) -> None:
-        """Have the client that was recalled go on, if it has not asked yet."""
-
+    def end_recall(self) -> None: ...
     def wind_up(self) -> None:
         """Have a client that drives begin no further step."""
 
@@ -155,29 +142,16 @@ class Effects(Protocol):
         The arena's arrays come before the blobs: of the whole batch if ``arrays``, else of the rows in ``part``.
         """
 
-    def fail(self, failure: Failure) -> None:
-        """Answer the request with a failure."""
-
+    def fail(self, failure: Failure) -> None: ...
     def transfer(self) -> None:
         """Give the session the token and the owner of the client that attaches; the former client has it no more."""
 
-    def answer_attach(self) -> None:
-        """Answer the client that takes the session over."""
-
-    def fail_attach(self, failure: Failure) -> None:
-        """Refuse the client that takes the session over, with the reason."""
-
-    def goodbye(self, why: Failure) -> None:
-        """Push a GOODBYE to the client: the hub ends the session."""
-
+    def answer_attach(self) -> None: ...
+    def fail_attach(self, failure: Failure) -> None: ...
+    def goodbye(self, why: Failure) -> None: ...
     def notify(self, event: str, text: str) -> None:
         """Push a NOTICE to the session's client, and log it as this event."""
 
-    def learn(self, facts: EnvFacts) -> None:
-        """Note facts about the session's envs for later sessions."""
-
-    def warn(self, event: str, fields: dict[str, Any]) -> None:
-        """Log this event as a warning, with these fields."""
-
-    def end(self) -> None:
-        """Free everything that the session holds."""
+    def learn(self, facts: EnvFacts) -> None: ...
+    def warn(self, event: str, fields: dict[str, Any]) -> None: ...
+    def end(self) -> None: ...

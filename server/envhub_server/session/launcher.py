@@ -137,89 +137,6 @@ class WorkerRules:
 NO_RULES = WorkerRules()
 
 
-@dataclass(frozen=True)
-class Place:
-    """A worker's place in its session."""
-
-    slot: int  # its index
-    workers: int | None  # the number of the session's workers; None until it is decided
-    rows: Sequence[int]  # its rows
-    cpu: int | None = None  # the only CPU that it runs on; None for all
-    row_offset: int = 0  # the index of row 0 in the vector env that the session is a part of
-    incarnation: int = 0  # as of ``control.Build``
-
-    @property
-    def env_indices(self) -> list[int]:
-        return [self.row_offset + row for row in self.rows]
-
-
-def variables(rules: WorkerRules, place: Place) -> dict[str, str]:
-    """The environment variables of the worker at this place; they are the same for its replacements.
-
-    The number of workers and the envs' indices are empty until they are decided.
-    """
-    if not rules.session:
-        return {}
-    decided = place.workers is not None
-    environment = {
-        "ENVHUB_SESSION": rules.session,
-        "ENVHUB_WORKER_INDEX": str(place.slot),
-        "ENVHUB_NUM_WORKERS": str(place.workers) if decided else "",
-        "ENVHUB_ENV_INDICES": ",".join(map(str, place.env_indices)) if decided else "",
-    }
-    if gpus := rules.hosting.gpus:
-        environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[place.slot % len(gpus)])))
-    return environment
-
-
-def build(make: Make, recipe: Recipe, rules: WorkerRules, place: Place) -> control.Build:
-    """The order to make the envs of this place; only the first env if the number of workers is not decided."""
-    return control.Build(
-        worker=place.slot,
-        rows=list(place.rows),
-        name=recipe.name,
-        kwargs=make.kwargs,
-        kwargs_each=_kwargs_each(make, place),
-        factories=make.factories,
-        python=make.python,
-        entry=recipe.entry,
-        modules=list(recipe.modules),
-        autoreset_mode=make.autoreset_mode,
-        observation_mode=make.observation_mode,
-        runner=make.runner,
-        wrappers=make.wrappers,
-        wrapper_kwargs=make.wrapper_kwargs,
-        allow_pickle=make.program_environment is not None and not recipe.settings.python,
-        columns=make.columns,
-        first_only=place.workers is None,
-        says_imported=rules.libraries != (),
-        cpu=place.cpu,
-        on_exception=make.faults.on_exception,
-        on_invalid=make.faults.on_invalid,
-        memory_bytes_max=rules.memory_bytes_max,
-        hide_folders=rules.hide_folders,
-        variables=variables(rules, place),
-        shares=(place.workers or 1) if recipe.settings.vector else 0,
-        replays=rules.replays,
-        episodes_max=rules.hosting.recycle.episodes,
-        setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
-        setup=make.worker_setup_code,
-        info_bytes_max=rules.info_bytes_max,
-        row_offset=place.row_offset,
-        incarnation=place.incarnation,
-        **_program_environment(make.program_environment, recipe),
-    )
-
-
-def build_rest(make: Make, rules: WorkerRules, place: Place) -> control.BuildRest:
-    """The order to make the other envs, for a worker that has made its first env, once its place is decided."""
-    return control.BuildRest(list(place.rows), _kwargs_each(make, place), variables(rules, place))
-
-
-def _kwargs_each(make: Make, place: Place) -> list[bytes]:
-    return [make.kwargs_each[row] for row in place.rows] if make.kwargs_each else []
-
-
 def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
     """The interpreter of a session's workers: the env's own, with its program's options, if it has one."""
     return own if program_environment is None else replace(own, flags=tuple(program_environment.flags))
@@ -280,30 +197,87 @@ class Launcher:
     def start_spare(self, slot: Slot, now_s: float) -> None:
         """Start a spare whose envs are like those of this slot."""
         self.deadlines.plan_sample(now_s)
-        process = self.slots.begin_spare(slot.index)
+        process = self.slots.begin(slot, spare=True)
         self._spares += 1
         order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
         self.effects.start_processes((process.number,), True, self._libraries)
         self.effects.tell(process.number, order)
 
+    # --- orders -------------------------------------------------------------------------------------------------------
+
     def order(self, slot: Slot) -> control.Build:
-        return build(self.make, self.recipe, self.rules, self._place(slot))
+        """The order to make the envs of this slot; only the first env if the number of workers is not decided."""
+        make, recipe, rules = self.make, self.recipe, self.rules
+        workers = len(self.slots) if self.decided else 1
+        return control.Build(
+            worker=slot.index,
+            rows=list(slot.rows),
+            name=recipe.name,
+            kwargs=make.kwargs,
+            kwargs_each=self._kwargs_each(slot),
+            factories=make.factories,
+            python=make.python,
+            entry=recipe.entry,
+            modules=list(recipe.modules),
+            autoreset_mode=make.autoreset_mode,
+            observation_mode=make.observation_mode,
+            runner=make.runner,
+            wrappers=make.wrappers,
+            wrapper_kwargs=make.wrapper_kwargs,
+            allow_pickle=make.program_environment is not None and not recipe.settings.python,
+            columns=make.columns,
+            first_only=not self.decided,
+            says_imported=rules.libraries != (),
+            cpu=self._cpu(slot),
+            on_exception=make.faults.on_exception,
+            on_invalid=make.faults.on_invalid,
+            memory_bytes_max=rules.memory_bytes_max,
+            hide_folders=rules.hide_folders,
+            variables=self._variables(slot),
+            shares=workers if recipe.settings.vector else 0,
+            replays=rules.replays,
+            episodes_max=rules.hosting.recycle.episodes,
+            setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
+            setup=make.worker_setup_code,
+            info_bytes_max=rules.info_bytes_max,
+            row_offset=make.row_offset,
+            incarnation=self.restarts.count(slot.index) + slot.recycled,
+            **_program_environment(make.program_environment, recipe),
+        )
 
     def order_rest(self, slot: Slot) -> control.BuildRest:
-        return build_rest(self.make, self.rules, self._place(slot))
+        """The order to make the other envs, for a worker that has made its first env, once its place is decided."""
+        return control.BuildRest(list(slot.rows), self._kwargs_each(slot), self._variables(slot))
 
-    def _place(self, slot: Slot) -> Place:
-        cpu = self.machine.cpu(slot.index) if self.make.pin else None
-        workers = len(self.slots) if self.decided else None
-        incarnation = self.restarts.count(slot.index) + slot.recycled
-        return Place(slot.index, workers, slot.rows, cpu, self.make.row_offset, incarnation)
+    def _kwargs_each(self, slot: Slot) -> list[bytes]:
+        return [self.make.kwargs_each[row] for row in slot.rows] if self.make.kwargs_each else []
+
+    def _cpu(self, slot: Slot) -> int | None:
+        return self.machine.cpu(slot.index) if self.make.pin else None
+
+    def _variables(self, slot: Slot) -> dict[str, str]:
+        """The environment variables of the worker of this slot; they are the same for its replacements.
+
+        The number of workers and the envs' indices are empty until they are decided.
+        """
+        if not self.rules.session:
+            return {}
+        indices = ",".join(str(self.make.row_offset + row) for row in slot.rows)
+        environment = {
+            "ENVHUB_SESSION": self.rules.session,
+            "ENVHUB_WORKER_INDEX": str(slot.index),
+            "ENVHUB_NUM_WORKERS": str(len(self.slots)) if self.decided else "",
+            "ENVHUB_ENV_INDICES": indices if self.decided else "",
+        }
+        if gpus := self.rules.hosting.gpus:
+            environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[slot.index % len(gpus)])))
+        return environment
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 
     def tell_place(self, process: Process) -> None:
         slot = self.slots[process.place]
-        place = self._place(slot)
-        order = control.TakePlace(slot.index, slot.rows, variables(self.rules, place), place.cpu)
+        order = control.TakePlace(slot.index, slot.rows, self._variables(slot), self._cpu(slot))
         self.effects.tell(process.number, order)
 
     def map(self, process: Process) -> None:

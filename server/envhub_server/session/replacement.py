@@ -34,7 +34,7 @@ class Spares:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher, self._make, self._slots = launcher, launcher.make, launcher.slots
         self._restarts, self._deadlines = launcher.restarts, launcher.deadlines
-        self.failed = 0  # consecutive spares that could not make their envs
+        self.failed = 0  # spares in a row that could not make their envs
 
     @property
     def wanted(self) -> int:
@@ -52,10 +52,6 @@ class Spares:
         self._deadlines.spares_at_s = math.inf
         while self.unused < self.wanted:
             self._launcher.start_spare(self._next_slot(), now_s)
-
-    def on_built(self) -> None:
-        """Note that a spare has made its envs."""
-        self.failed = 0
 
     def on_exited(self, now_s: float) -> None:
         """Plan the replacement of an ended spare."""
@@ -183,7 +179,7 @@ class Replacement:
         if env_failure.replay:
             self._keep_replay(slot, number, env_failure)
         if delay_s is None:
-            return self._exhausted(slot, failure)
+            return exhausted_failure(failure, self._restarts.count_text(slot.index))
         slot.restart_at_s = now_s + delay_s
         slot.loss = worker_loss(failure, env_failure, self._make.faults)
         resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
@@ -197,9 +193,6 @@ class Replacement:
             return None
         text = f"env {self._make.row_offset + fault.row} raised {fault.message}"
         failure = Failure("worker_died", "request", text, env_index=fault.row, worker=slot.index)
-        return self._exhausted(slot, failure)
-
-    def _exhausted(self, slot: Slot, failure: Failure) -> Failure:
         return exhausted_failure(failure, self._restarts.count_text(slot.index))
 
     def keep_replay_of(self, slot: Slot, row: int | None, request: int, trace: bytes, failure: EnvFailure) -> str:
@@ -248,7 +241,7 @@ class Replacement:
         if slot is not None:
             self._launcher.map(process)
             return
-        self.spares.on_built()
+        self.spares.failed = 0
         self.replace_lost(now_s)
         self.recycling.recycle(now_s)
 
@@ -285,7 +278,7 @@ class Replacement:
             left = self._slots.assign(slot, chosen)
             # There is one spare too many if the spare was made to recycle a process.
             if left is not None and self.spares.unused > self.spares.wanted:
-                left.leave()
+                left.stage = Stage.LEAVING
                 self._effects.kill(left.number)
             self._effects.assign(slot.index, chosen.number)
             self._launcher.tell_place(chosen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,10 +135,6 @@ class Process:
         """The reason why the hub kills the process; None if it does not."""
         return self.late or self.overrun
 
-    def leave(self) -> None:
-        """Note that another process serves its slot."""
-        self.stage = Stage.LEAVING
-
 
 @dataclass(eq=False)
 class Slot:
@@ -209,21 +205,15 @@ class SlotTable:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def begin(self, slot: Slot) -> Process:
-        """Add a process that makes the envs of this slot, which must not have one."""
-        slot.process, slot.restart_at_s = self._begin(slot.index), math.inf
-        return slot.process
-
-    def begin_spare(self, place: int) -> Process:
-        """Add a spare that makes envs like those of this slot."""
-        process = self._begin(place)
-        self.spares[process.number] = process
-        return process
-
-    def _begin(self, place: int) -> Process:
-        process = Process(self._started, place, HangDetector(self._faults))
+    def begin(self, slot: Slot, spare: bool = False) -> Process:
+        """Add a process that makes the envs of this slot, which must not have one; or a spare with envs like these."""
+        process = Process(self._started, slot.index, HangDetector(self._faults))
         self._processes[process.number] = process
         self._started += 1
+        if spare:
+            self.spares[process.number] = process
+        else:
+            slot.process, slot.restart_at_s = process, math.inf
         return process
 
     def end(self, process: Process) -> None:
@@ -244,7 +234,7 @@ class SlotTable:
 
     def vacate(self, slot: Slot, process: Process) -> None:
         """Take the slot from this process, which closes its envs."""
-        process.leave()
+        process.stage = Stage.LEAVING
         slot.process, self.spares[process.number] = None, process
 
     def process(self, number: int) -> Process | None:
@@ -301,12 +291,5 @@ class Deadlines:
             planned.append(self.sample_at_s)
         if not self.draining:  # a draining hub makes no spares
             planned.append(self.spares_at_s)
-        return min((*planned, *_of_slots(slots)))
-
-
-def _of_slots(slots: SlotTable) -> Iterable[float]:
-    for slot in slots:
-        yield slot.restart_at_s
-        yield slot.finish_at_s
-    for process in slots.processes:
-        yield process.kill_at_s
+        of_slots = (at_s for slot in slots for at_s in (slot.restart_at_s, slot.finish_at_s))
+        return min((*planned, *of_slots, *(process.kill_at_s for process in slots.processes)))

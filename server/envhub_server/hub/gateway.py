@@ -28,14 +28,21 @@ from envhub_server.network.listener import Listener
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.processes.supervisor import Supervisor
 
+DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
+STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
+
+_UNKNOWN = object()  # a peer of which no message was read
+_OF_EARLIER_HUB = "it is of the hub that was at this address before"
+
 log = Logger("envhub.hub")
 
 
-class ConnectionSupervisor:
-    """Lets clients in, ends connections, runs the proxy that accepts those of strangers, and keeps the leases.
+class Gateway:
+    """Lets clients in, reads requests, sends replies, ends connections, and keeps the leases.
 
     A session whose client is lost ends after a while, unless the client comes back. This owns the addresses, the
-    proxy's process, and what is known of the clients' lives; ``access`` knows the connections, the protocol the leases.
+    process of the proxy that accepts the connections of strangers, what is known of the clients' lives, and a message
+    that is being discarded; ``access`` knows the connections, the protocol the leases.
     """
 
     def __init__(
@@ -59,6 +66,10 @@ class ConnectionSupervisor:
         self._protocol, self._lease_s, self._unread_bytes_max = protocol, lease_s, unread_bytes_max
         self._liveness = ClientLiveness(protocol, lease_s, access.silence_s)
         self._ping = Prelude(Op.PING, protocol.hub_id, prelude.NO_SESSION, 0).pack()
+        self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
+        self._disconnected = access.connections.disconnected
+        self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
+        self.requests = 0  # how many requests were read; HEARTBEAT, which only asks after one, does not count
         self._listener: Listener | None = None
         self._guard: DescriptorGuard | None = None
 
@@ -234,35 +245,6 @@ class ConnectionSupervisor:
         self._guard.check(self._loop.clock.now_s())
         self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
 
-
-DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
-STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
-
-_UNKNOWN = object()  # a peer of which no message was read
-_OF_EARLIER_HUB = "it is of the hub that was at this address before"
-
-log = Logger("envhub.hub")
-
-
-class Gateway:
-    """Reads requests and sends replies. It owns a message that is being discarded, and the count of requests."""
-
-    def __init__(
-        self,
-        router: Router,
-        protocol: HubProtocol,
-        access: Access,
-        connections: ConnectionSupervisor,
-        directory: Directory,
-        loop: Loop,
-    ) -> None:
-        self._router, self._protocol, self._access = router, protocol, access
-        self._connections, self._directory, self._loop = connections, directory, loop
-        self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
-        self._disconnected = access.connections.disconnected
-        self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
-        self.requests = 0  # how many requests were read; HEARTBEAT, which only asks after one, does not count
-
     # --- in -----------------------------------------------------------------------------------------------------------
 
     def receive(self) -> tuple[Incoming, Holder] | None:
@@ -306,22 +288,22 @@ class Gateway:
         connection = sockets.connection_of(frames)
         holder, why = self._access.holder(peer, frames, now_s)
         if why:
-            self._connections.update()
-            self._connections.end(self._access.refused(peer, connection, why, now_s))
+            self.update()
+            self.end(self._access.refused(peer, connection, why, now_s))
             self._protocol.refuse(peer, [buffers[0]], Failure("limit", "hub", why))
             return None
         malformed, not_permitted = self._protocol.malformed, self._protocol.failures["not_permitted"]
         incoming = self._protocol.receive(peer, connection, [*buffers], holder.name, holder.may(Op.STEP))
         if self._protocol.malformed > malformed:
-            self._connections.update()
-            self._connections.end(self._access.malformed(peer, connection, now_s))
+            self.update()
+            self.end(self._access.malformed(peer, connection, now_s))
         if self._protocol.failures["not_permitted"] > not_permitted:
             log.warning(
                 "request_refused", **self._access.who(holder, peer), why="its key lets it observe only", audit=True
             )
         self._note_sessions(peer, holder)
         if self._access.connections.of(peer, connection, now_s) is None:
-            self._connections.heard_late(peer)
+            self.heard_late(peer)
         if incoming is None:
             return None
         self.requests += incoming.op is not Op.HEARTBEAT
@@ -342,16 +324,16 @@ class Gateway:
     def _tell_proxy(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
         """Tell the proxy that a message was read, of a peer that may be one of its clients."""
         if not self._access.read(peer, frames, self._loop.clock.now_s()):
-            self._connections.update()  # the message came before it was read that its connection was accepted
+            self.update()  # the message came before it was read that its connection was accepted
             self._access.read(peer, frames, self._loop.clock.now_s())
 
     def _refuse_frames(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
         """End the connection that sends more frames than a message may have; those that libzmq has are thrown away."""
         self._discarding_s = now_s = self._loop.clock.now_s()
         self._protocol.malformed += 1
-        self._connections.update()
+        self.update()
         why = f"one of its messages has more than {prelude.FRAMES_MAX} frames"
-        self._connections.end(self._access.ends(peer, sockets.connection_of(frames), why, now_s))
+        self.end(self._access.ends(peer, sockets.connection_of(frames), why, now_s))
 
     def _discard(self, since_s: float) -> None:
         """Throw away more of the message that came at ``since_s``; until it ends, no other is read."""
@@ -370,7 +352,7 @@ class Gateway:
                 sockets.send(self._router.socket, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
-                self._connections.send_failed(peer)
+                self.send_failed(peer)
                 # Event: A reply could not be sent; it is kept until the client asks for it.
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()

@@ -38,7 +38,7 @@ from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, usable_cpus
 from envhub_server.hub.directory import Directory
-from envhub_server.hub.gateway import ConnectionSupervisor, Gateway
+from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
@@ -123,10 +123,9 @@ class Hub:
         directory = self._directory = Directory(protocol, access)
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
-        self._connections = ConnectionSupervisor(
+        self._gateway = Gateway(
             router, access, self._supervisor, directory, self._unread, loop, protocol, lease_s, unfinished_bytes_max
         )
-        self._gateway = Gateway(router, protocol, access, self._connections, directory, loop)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
         config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
@@ -156,7 +155,6 @@ class Hub:
             access,
             directory,
             self._gateway,
-            self._connections,
             offers,
             self._replays,
             self._side_socket,
@@ -188,12 +186,12 @@ class Hub:
 
     def _open(self) -> None:
         self._router.open(self.config.message_bytes_max)
-        self.addresses = self._connections.open(self.config.bind)
+        self.addresses = self._gateway.open(self.config.bind)
         for bound in self.addresses:
             self._side_socket.listen(bound)
         for descriptor in (self._router.descriptor, self._router.monitor_descriptor):
             self._poller.wake_on(descriptor)
-        self._connections.update()  # libzmq signals only what comes after the socket was found to be empty
+        self._gateway.update()  # libzmq signals only what comes after the socket was found to be empty
         descriptor_guard.check_start(descriptor_guard.PER_ZYGOTE if self.config.program is None else 0)
         if self.config.program is not None:
             for descriptor in self.config.program:
@@ -219,7 +217,7 @@ class Hub:
         self._side_socket.close()
         if self._router.is_open:
             self._router.close()
-            self._connections.close()
+            self._gateway.close()
             self._router.context.term()
             if self._access.proxy is not None:  # after the ROUTER, whose last messages it passes on
                 self._access.proxy.close()
@@ -258,7 +256,7 @@ class Hub:
             began_s = self._on_wake(max(wake_s, self._turn_ended_s))
         for descriptor, _ in ready:
             if descriptor == self._router.monitor_descriptor:  # first: connections may come faster than turns
-                self._connections.update()
+                self._gateway.update()
             elif descriptor == self._router.descriptor:
                 arrived = True
             else:
@@ -371,7 +369,7 @@ class Hub:
         self._gateway.send()
         self._directory.remove(runtime)
         self._unread.release()
-        self._connections.plan_unread()
+        self._gateway.plan_unread()
         self._schedule.set(runtime.elapse, math.inf)
         # Event: A session has ended, and all that it had is freed.
         log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)

@@ -24,7 +24,7 @@ from envhub_server.catalog.registry import EnvSettings
 from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.directory import NAME_BYTES, ClientUsage, Directory
-from envhub_server.hub.gateway import ConnectionSupervisor, Gateway
+from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.planner import SessionPlan, hides_folders
 from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
 from envhub_server.hub.resources import Services
@@ -138,7 +138,6 @@ class HubRequests:
         access: Access,
         directory: Directory,
         gateway: Gateway,
-        connections: ConnectionSupervisor,
         offers: Offers,
         replays: ReplayWriter | None,
         side_socket: SideSocket,
@@ -146,8 +145,7 @@ class HubRequests:
         self._config, self._services, self._protocol = config, services, services.protocol
         self._access, self._directory = access, directory
         self._usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
-        self._gateway, self._connections, self._offers = gateway, connections, offers
-        self._replays, self._side_socket = replays, side_socket
+        self._gateway, self._offers, self._replays, self._side_socket = gateway, offers, replays, side_socket
         self._observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
 
@@ -200,7 +198,7 @@ class HubRequests:
             self._refuse(request, holder, failure)
             self._protocol.forget(request.token)
         elif request.op is Op.MAKE:
-            self._connections.check_soon()
+            self._gateway.check_soon()
 
     def _observe(self, request: Incoming, holder: Holder) -> None:
         runtime = self._directory.find(request, holder)

@@ -37,7 +37,6 @@ from envhub_server.network.connections import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerHandle
-from envhub_server.session.launcher import interpreter_of
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Driver, Event, Phase
 from envhub_server.session.supervision import logged, slow_to_close
@@ -128,7 +127,9 @@ class SessionResources:
         self.connections: set[int] = set()
         program_environment = None if recipe.settings.python else make.program_environment
         self.environ = None if program_environment is None else program_environment.environ
-        self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, program_environment)
+        self.interpreter: InterpreterKey = recipe.settings.interpreter
+        if program_environment is not None:
+            self.interpreter = replace(self.interpreter, flags=tuple(program_environment.flags))
         self.workers: dict[int, WorkerHandle] = {}
         self.serving: dict[int, WorkerHandle] = {}  # those that serve, by slot, which are rung
         self.replays: ReplayKeeper | None = None  # what keeps its replays; None for nothing

@@ -11,7 +11,7 @@ from envhub.protocol.messages import Hosting, Make, ProgramEnvironment
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.ipc.packages import shared
-from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
+from envhub_server.processes.interpreter import ONE_THREAD
 from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Deadlines, Process, Slot, SlotTable, Stage
 
@@ -115,9 +115,6 @@ class Machine:
     workers_max: int = 1 << 20  # the number of workers that the session's share of descriptors and processes allows
     memory_bytes: int = 1 << 50  # the available memory
 
-    def cpu(self, slot: int) -> int:
-        return self.affinity[slot % len(self.affinity)]
-
 
 @dataclass(frozen=True)
 class WorkerRules:
@@ -135,11 +132,6 @@ class WorkerRules:
 
 
 NO_RULES = WorkerRules()
-
-
-def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
-    """The interpreter of a session's workers: the env's own, with its program's options, if it has one."""
-    return own if program_environment is None else replace(own, flags=tuple(program_environment.flags))
 
 
 def _program_environment(program_environment: ProgramEnvironment | None, recipe: Recipe) -> dict[str, Any]:
@@ -253,7 +245,8 @@ class Launcher:
         return [self.make.kwargs_each[row] for row in slot.rows] if self.make.kwargs_each else []
 
     def _cpu(self, slot: Slot) -> int | None:
-        return self.machine.cpu(slot.index) if self.make.pin else None
+        affinity = self.machine.affinity
+        return affinity[slot.index % len(affinity)] if self.make.pin else None
 
     def _variables(self, slot: Slot) -> dict[str, str]:
         """The environment variables of the worker of this slot; they are the same for its replacements.

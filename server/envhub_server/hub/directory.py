@@ -78,14 +78,12 @@ class Directory:
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def named(self, session: bytes, holder: Holder) -> SessionRuntime | None:
-        """The session of this token; an administrator may call it by its name, the beginning of its token."""
         if not holder.administers or len(session) != NAME_BYTES:
             return self.by_token.get(session)
         matching = [each for token, each in self.by_token.items() if token.startswith(session)]
         return matching[0] if len(matching) == 1 else None
 
     def find(self, request: Incoming, holder: Holder) -> SessionRuntime | None:
-        """The session that the request names, if the client may see it; the log has it if it may not."""
         runtime = self.named(request.message.session, holder)
         if runtime is None or holder.owns(runtime.owner):
             return runtime
@@ -123,7 +121,6 @@ class Directory:
         self.forget(runtime.token)
 
     def connect_side(self, ticket: bytes, side: socket.socket) -> None:
-        """Give the connection to the session of this ticket, or close it."""
         for runtime in self.sessions:
             if secrets.compare_digest(runtime.ticket, ticket):
                 runtime.connect_side(side)

@@ -173,7 +173,6 @@ class Gateway:
         self._admit_clients()
 
     def _admit_clients(self) -> None:
-        """Answer libzmq about the clients that wait in their handshakes."""
         while self._access.asked():
             self.end(self._read_events())
             if not self._access.answer(self._loop.clock.now_s()):
@@ -183,7 +182,6 @@ class Gateway:
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def check_soon(self) -> None:
-        """Check the clients soon, since there is a new session."""
         self._liveness.check_soon(self._loop.clock.now_s())
         self._plan_liveness()
 
@@ -283,7 +281,6 @@ class Gateway:
     def _receive_other(
         self, peer: bytes, frames: Sequence[zmq.Frame], buffers: Sequence[Any]
     ) -> tuple[Incoming, Holder] | None:
-        """Read a message that is not the next STEP of a session; refuse it if its client is not let in."""
         now_s = self._loop.clock.now_s()
         connection = sockets.connection_of(frames)
         holder, why = self._access.holder(peer, frames, now_s)
@@ -322,7 +319,6 @@ class Gateway:
             notes.clear()
 
     def _tell_proxy(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
-        """Tell the proxy that a message was read, of a peer that may be one of its clients."""
         if not self._access.read(peer, frames, self._loop.clock.now_s()):
             self.update()  # the message came before it was read that its connection was accepted
             self._access.read(peer, frames, self._loop.clock.now_s())

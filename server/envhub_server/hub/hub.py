@@ -360,7 +360,6 @@ class Hub:
             self._gateway.send()
 
     def _after(self, runtime: SessionRuntime) -> None:
-        """Plan the session's next deadline, or remove a session that has ended."""
         if runtime.state.phase is not Phase.ENDED:
             runtime.deadline_s = runtime.state.next_deadline_s()
             self._schedule.set(runtime.elapse, runtime.deadline_s)
@@ -384,11 +383,9 @@ class Hub:
     # --- what the operator sees and does ------------------------------------------------------------------------------
 
     def example(self) -> str:
-        """The name of an env that is ready; empty if none is."""
         return self._offers.listing.example()
 
     def unready(self) -> dict[str, str]:
-        """Reasons why envs cannot be made, by their names."""
         return dict(self._offers.listing.unready)
 
     def _on_signal(self, name: str) -> None:

@@ -89,7 +89,6 @@ class Offers:
         return None
 
     def report(self) -> None:
-        """Call ``on_listed`` if it is due, and answer the requests that wait, if the names are known."""
         if self.listing.done and not self._is_listed:
             self._is_listed = True
             self._on_listed()
@@ -322,7 +321,6 @@ class HubRequests:
         return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus(self._config.cpus))
 
     def health(self, holder: Holder) -> dict[str, Any]:
-        """Health of the hub, and the envs that it cannot make now, with the reasons."""
         unready = {**self._offers.listing.unready, **self._offers.listing.starting}
         return {
             "status": "draining" if self._protocol.draining else "ok",

@@ -158,13 +158,11 @@ class SessionResources:
         return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
 
     def refuse_side(self) -> None:
-        """Close the connection of a client that has shown the ticket and not been given the lane."""
         if self.side is not None:
             self.side.close()
             self.side = None
 
     def transfer(self) -> None:
-        """Give the session to the client that attaches; the former client has its token no more."""
         attaching = self.attaching
         assert attaching is not None
         if self.memory is not None:
@@ -192,7 +190,6 @@ class SessionResources:
         return 0 if memory is None else sum(leaf[0].nbytes for leaf in memory.arena.observations)
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
-        """Last observations of its envs, once they are made."""
         memory, made = self.memory, self.state.made
         assert memory is not None and made is not None
         steps, given, observations = memory.arena.last_observations()
@@ -248,7 +245,6 @@ class SessionResources:
         self.services.events.append((self.number, ROWS_DONE))
 
     def report_part(self, memory: SessionMemory) -> None:
-        """Report that the rows are done that RECEIVE waits for, once they are."""
         driver = memory.driver
         if driver.done() < self.part_rows:
             return
@@ -317,11 +313,7 @@ class SessionResources:
             effect()
 
     def answer(
-        self,
-        message: Any,
-        arrays: bool = False,
-        rows: Sequence[Blob] = (),
-        part: tuple[int, ...] | None = None,
+        self, message: Any, arrays: bool = False, rows: Sequence[Blob] = (), part: tuple[int, ...] | None = None
     ) -> None:
         request = self.under_way
         assert request is not None
@@ -382,7 +374,6 @@ class SessionResources:
         return True
 
     def _send(self, request: Incoming, message: Any, frames: Frames) -> None:
-        """Send a reply, unless it is too large."""
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
             text = f"infos or results of {max(map(len, frames))} bytes; a reply carries at most {FRAME_BYTES_MAX}"
             self.fail_request(request, Failure("limit", "hub", text))
@@ -441,7 +432,6 @@ class SessionResources:
         self.notify("envs_closing", text)
 
     def _stack(self, process: int, descriptor: int) -> str:
-        """The stack that a process has written into this file of its own; empty if it has not."""
         try:
             file = os.open(f"/proc/{self.workers[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
         except (KeyError, OSError):

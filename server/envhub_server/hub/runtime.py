@@ -96,7 +96,6 @@ class SessionRuntime(SessionResources):
         self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
 
     def _memory_used(self) -> dict[int, int]:
-        """The bytes of memory that each process has, with what it started."""
         pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
         orphans = self.services.supervisor.orphans()
         return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
@@ -131,7 +130,6 @@ class SessionRuntime(SessionResources):
             self.compressing.events.append(event)
 
     def _handle_other(self, event: Any) -> None:
-        """Handle an event of a process, or one in place of a ring."""
         if event is ROWS_STOOD_IN:
             self.on_bell()
         elif isinstance(event, WorkerSaid):
@@ -186,7 +184,6 @@ class SessionRuntime(SessionResources):
         return said
 
     def _is_current(self, number: int, row: int | None, request: int) -> bool:
-        """True if this request is the last one of the row, which the process serves."""
         process, memory = self.state.slots.process(number), self.memory
         return process is not None and memory is not None and memory.is_current(process.place, row, request)
 
@@ -428,8 +425,9 @@ class SessionRuntime(SessionResources):
             return
         self.refuse_side()
         self.lane.close()
-        for slot in self.stand_ins.losses if self.stand_ins is not None else ():
-            self.services.poller.unregister(self.stand_ins.memory.slot_bells[slot])
+        if (stand_ins := self.stand_ins) is not None:
+            for slot in stand_ins.losses:
+                self.services.poller.unregister(stand_ins.memory.slot_bells[slot])
         self.services.poller.unregister(self.done_bell)
         os.close(self.done_bell)
         if self.factories >= 0:

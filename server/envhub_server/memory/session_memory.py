@@ -93,7 +93,6 @@ class StepFrames:
         return "" if complete else "the actions out of band are not one for each row; no env has moved"
 
     def out_of_band_of(self, rows: Sequence[int]) -> bytes:
-        """The actions of these rows that travel out of band, in one frame."""
         return messages.pack_rows(self._out_of_band[row] for row in rows)
 
     def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Frame]) -> tuple[np.ndarray, list[np.ndarray]]:

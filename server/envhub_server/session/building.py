@@ -62,7 +62,6 @@ class WorkerCount:
 
 
 def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
-    """The number of workers that the setting ``by`` fixes, at most one per env."""
     return WorkerCount(min(wanted, num_envs), f"told by {by}", chosen=True)
 
 
@@ -208,14 +207,6 @@ class EnvBuilding:
         self._launcher, self._sizing, self._info_bytes = launcher, sizing, info_bytes
         self._effects = launcher.effects
 
-    @property
-    def description(self) -> messages.HeartbeatReply:
-        """The number of envs that are made, without the phase."""
-        processes = [slot.process for slot in self._slots if slot.process is not None]
-        importing = next((process.importing for process in processes if process.importing), "")
-        made = sum(process.built for process in processes)
-        return messages.HeartbeatReply("running", "", made, self._make.num_envs, importing)
-
     def _wait_for_all(self) -> None:
         for slot in self._slots:
             slot.waiting = True
@@ -267,7 +258,6 @@ class EnvBuilding:
         self._effects.kill(process.number)
 
     def _separate(self, slot: Slot, now_s: float, why: str = SECOND_FAILED) -> None:
-        """Give each env its own process, since those of this slot cannot share one."""
         begun = [each.process for each in self._slots if each.process is not None]
         self._sizing.separate(why)
         self._wait_for_all()
@@ -321,7 +311,6 @@ class EnvBuilding:
 
     @property
     def _made(self) -> list[control.Built]:
-        """Each process's description of its envs, in the order of the slots; all envs are made."""
         made = [slot.process.made for slot in self._slots if slot.process is not None]
         return [each for each in made if each is not None]
 

@@ -11,6 +11,7 @@ from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Call, Close, Collect, Failure, Receive, Reset, Send, SetAttr, Step
 from envhub_server.ipc import control
+from envhub_server.session.effects import RowBlobs
 from envhub_server.session.requests import Question, refusal
 from envhub_server.session.slots import SAMPLE_S
 from envhub_server.session.state import (
@@ -145,7 +146,7 @@ class ClientEvents(SessionState):
         self,
         now_s: float,
         rows: tuple[int, ...],
-        small: tuple[tuple[int, bytes], ...] = (),
+        small: RowBlobs = (),
         large: tuple[int, ...] = (),
         raised: int | None = None,
     ) -> None:

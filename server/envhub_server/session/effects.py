@@ -16,6 +16,8 @@ from envhub_server.catalog.registry import EnvFacts
 from envhub_server.ipc import control
 from envhub_server.session.slots import Late, WorkerLoss
 
+RowBlobs = tuple[tuple[int, bytes], ...]  # rows, each with what the reply has for it
+
 
 class ReplayOrder(Frozen):
     """The order to write a replay file of an env of a slot: its calls up to the failure."""
@@ -131,11 +133,7 @@ class Effects(Protocol):
     # --- the client ---------------------------------------------------------------------------------------------------
 
     def answer(
-        self,
-        message: Any,
-        arrays: bool = False,
-        rows: tuple[tuple[int, bytes], ...] = (),
-        part: tuple[int, ...] | None = None,
+        self, message: Any, arrays: bool = False, rows: RowBlobs = (), part: tuple[int, ...] | None = None
     ) -> None:
         """Answer the request with this message and these rows of blobs.
 

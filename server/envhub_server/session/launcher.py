@@ -187,7 +187,6 @@ class Launcher:
         self.start([slot for slot in self.slots if slot.process is None], now_s)
 
     def start_spare(self, slot: Slot, now_s: float) -> None:
-        """Start a spare whose envs are like those of this slot."""
         self.deadlines.plan_sample(now_s)
         process = self.slots.begin(slot, spare=True)
         self._spares += 1

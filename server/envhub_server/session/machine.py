@@ -84,7 +84,6 @@ class SessionMachine(ClientEvents):
     @handles(control.Imported)
     @allowed_in(Phase.BUILDING)
     def on_imported(self, now_s: float, process: Process, imported: control.Imported) -> None:
-        """Start the other workers, once the first have loaded the code that makes their envs."""
         self.building.on_imported(process, imported, now_s)
 
     @handles(control.FirstBuilt)
@@ -255,7 +254,6 @@ class SessionMachine(ClientEvents):
 
     @allowed_in(*SERVING, Phase.BROKEN, Phase.CLOSING)
     def on_stand_in_failed(self, now_s: float, failure: Failure) -> None:
-        """Note the failure with which the hub completed a row of an ended worker."""
         if self.phase in SERVING:
             self._note_failure(failure, range(self.make.num_envs))
 

@@ -54,7 +54,6 @@ class Spares:
             self._launcher.start_spare(self._next_slot(), now_s)
 
     def on_exited(self, now_s: float) -> None:
-        """Plan the replacement of an ended spare."""
         retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self.failed, 64))
         self.failed += 1
         self._deadlines.spares_at_s = now_s + retry_s
@@ -79,19 +78,16 @@ class Spares:
         count = self._restarts.count
         return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
 
-    def _fit_for(self, slot: Slot) -> list[Process]:
+    def fit_for(self, slot: Slot) -> list[Process]:
         """The spares that can serve this slot at once."""
         group = self._group(slot)
         ready = [each for each in self._slots.spares.values() if each.stage is Stage.BUILT and not each.killed_for]
         return [each for each in ready if self._group_of(each) == group]
 
-    def fit_for(self, slot: Slot) -> Process | None:
-        return next(iter(self._fit_for(slot)), None)
-
     def free_for(self, slot: Slot) -> bool:
         """True if a spare can serve this slot at once, besides those for slots whose processes leave."""
         group = self._group(slot)
-        return len(self._fit_for(slot)) > sum(_leaves(each) and self._group(each) == group for each in self._slots)
+        return len(self.fit_for(slot)) > sum(_leaves(each) and self._group(each) == group for each in self._slots)
 
 
 def _leaves(slot: Slot) -> bool:
@@ -272,9 +268,9 @@ class Replacement:
         for slot in self._slots:
             if slot.loss is None or slot.stage not in (None, Stage.BUILDING):
                 continue
-            chosen = self.spares.fit_for(slot)
-            if chosen is None:
+            if not (fit := self.spares.fit_for(slot)):
                 continue
+            chosen = fit[0]
             left = self._slots.assign(slot, chosen)
             # There is one spare too many if the spare was made to recycle a process.
             if left is not None and self.spares.unused > self.spares.wanted:

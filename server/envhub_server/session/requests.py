@@ -12,7 +12,7 @@ from envhub.protocol.messages import Failure, Make, Receive, Reset, Send, SetAtt
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
-from envhub_server.session.effects import Effects
+from envhub_server.session.effects import Effects, RowBlobs
 from envhub_server.session.slots import Slot, SlotTable
 
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
@@ -141,11 +141,10 @@ class Requests:
         return True
 
     def on_call_lost(self, slot: Slot, failure: Failure) -> None:
-        """Give up the results of a slot whose process ended during the call."""
         self.failure = self.failure or replace(failure, message=f"{failure.message} during a call")
         slot.waiting, slot.pending = False, None
 
-    def call_result(self) -> tuple[tuple[int, bytes], ...] | Failure:
+    def call_result(self) -> RowBlobs | Failure:
         pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
         for slot in self._slots:
             slot.results = ()
@@ -186,7 +185,7 @@ class RowInfos:
         if len(templates) > KEPT_TEMPLATES_MAX:
             del templates[next(iter(templates))]
 
-    def collect(self, wanted: Collection[int]) -> tuple[tuple[int, bytes], ...] | Failure:
+    def collect(self, wanted: Collection[int]) -> RowBlobs | Failure:
         """The first failure among these rows, else their infos.
 
         They are not removed, because a client that was interrupted asks again; a row's next info or failure
@@ -243,9 +242,7 @@ class PartialBatches:
         unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
         return self._infos.failures.pop(row, unknown)
 
-    def on_done(
-        self, rows: Collection[int], small: Iterable[tuple[int, bytes]], large: Iterable[int]
-    ) -> tuple[tuple[int, bytes], ...]:
+    def on_done(self, rows: Collection[int], small: RowBlobs, large: Iterable[int]) -> RowBlobs:
         """The infos of these done rows for RECEIVE: those in the arena, and those that came on the channel."""
         self.rows_out -= len(rows)
         sent = [(row, self._infos.large.pop(row)) for row in large if row in self._infos.large]

@@ -132,7 +132,6 @@ class Process:
 
     @property
     def killed_for(self) -> Late | Overrun | None:
-        """The reason why the hub kills the process; None if it does not."""
         return self.late or self.overrun
 
 
@@ -200,7 +199,6 @@ class SlotTable:
 
     @property
     def waiting(self) -> bool:
-        """True if a slot's answer in this phase is outstanding."""
         return any(slot.waiting for slot in self._slots)
 
     # --- processes ----------------------------------------------------------------------------------------------------
@@ -233,12 +231,10 @@ class SlotTable:
         return before
 
     def vacate(self, slot: Slot, process: Process) -> None:
-        """Take the slot from this process, which closes its envs."""
         process.stage = Stage.LEAVING
         slot.process, self.spares[process.number] = None, process
 
     def process(self, number: int) -> Process | None:
-        """The process of this number; None once it has ended."""
         return self._processes.get(number)
 
     def of(self, process: Process) -> Slot | None:

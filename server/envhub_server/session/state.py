@@ -11,7 +11,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from envhub.protocol import messages
@@ -19,7 +19,7 @@ from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.registry import Recipe
 from envhub_server.session.building import EnvBuilding, WorkerCount, WorkerSizing
-from envhub_server.session.effects import Effects
+from envhub_server.session.effects import Effects, RowBlobs
 from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerRules
 from envhub_server.session.replacement import Recycling, Replacement, Spares
 from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
@@ -203,7 +203,10 @@ class SessionState:
 
     @property
     def progress(self) -> messages.HeartbeatReply:
-        return replace(self.building.description, phase=self.phase.value)
+        processes = [slot.process for slot in self.slots if slot.process is not None]
+        importing = next((process.importing for process in processes if process.importing), "")
+        made = sum(process.built for process in processes)
+        return messages.HeartbeatReply("running", self.phase.value, made, self.make.num_envs, importing)
 
     def expects_end(self, number: int) -> bool:
         process = self.slots.process(number)
@@ -234,15 +237,11 @@ class SessionState:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def answer(
-        self,
-        message: Any,
-        arrays: bool = False,
-        rows: tuple[tuple[int, bytes], ...] = (),
-        part: tuple[int, ...] | None = None,
+        self, message: Any, arrays: bool = False, rows: RowBlobs = (), part: tuple[int, ...] | None = None
     ) -> None:
         self.reply(self.effects.answer, message, arrays, rows, part)
 
-    def answer_rows(self, result: tuple[tuple[int, bytes], ...] | Failure) -> None:
+    def answer_rows(self, result: RowBlobs | Failure) -> None:
         if isinstance(result, Failure):
             self.fail(result)
         else:
@@ -298,7 +297,6 @@ class SessionState:
         self.take_drive()
 
     def end_call(self) -> None:
-        """Answer the call, once every slot has answered."""
         if not self.slots.waiting:
             self.phase = Phase.READY
             self.answer_rows(self.requests.call_result())
@@ -311,7 +309,6 @@ class SessionState:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def break_down(self, failure: Failure) -> None:
-        """Break the session: no slot gets another process."""
         self.requests.failure = failure
         self.phase = Phase.BROKEN
         self.fail(failure)

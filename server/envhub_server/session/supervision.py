@@ -217,7 +217,6 @@ class EnvClosing:
         process.unclosed = []
 
     def tell(self) -> None:
-        """Tell which envs were cut short since the last time."""
         cut, self._cut = self._cut, {}
         for why, rows in cut.items():
             text = f"{envs(sorted(rows), self._make.row_offset)} ended before close was over: {why}"

@@ -310,12 +310,12 @@ BUDGETS = {
     "envhub/values": (2001, 9),
     "server/envhub_server": (1255, 7),
     "server/envhub_server/catalog": (744, 4),
-    "server/envhub_server/hub": (2718, 11),
-    "server/envhub_server/ipc": (1205, 7),
-    "server/envhub_server/memory": (700, 4),  # 85 decide the fates of rows, from session
+    "server/envhub_server/hub": (2562, 9),
+    "server/envhub_server/ipc": (1197, 7),
+    "server/envhub_server/memory": (678, 3),
     "server/envhub_server/network": (2425, 11),
-    "server/envhub_server/processes": (1540, 6),
-    "server/envhub_server/session": (3199, 13),
+    "server/envhub_server/processes": (1535, 6),
+    "server/envhub_server/session": (3034, 11),
     "server/envhub_server/worker": (4680, 20),
 }
 

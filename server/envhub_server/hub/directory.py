@@ -31,20 +31,14 @@ _NOT_ATTACHABLE = "this hub has no such session to take over: its lease ran out,
 
 
 class Directory:
-    """The sessions of one hub. It owns which there are, and by which token each is reached.
-
-    Attributes:
-        by_token: the sessions for reading; a session's token is another one after each takeover.
-        restarts_before: how often workers of sessions that have ended were restarted.
-        steps_before: how many steps and resets the envs of sessions that have ended did.
-    """
+    """The sessions of one hub. It owns which there are, and by which token each is reached."""
 
     def __init__(self, protocol: HubProtocol, access: Access) -> None:
         self._protocol, self._access = protocol, access
         self.by_number: dict[int, SessionRuntime] = {}  # the sessions, for reading
-        self.by_token: dict[bytes, SessionRuntime] = {}
+        self.by_token: dict[bytes, SessionRuntime] = {}  # likewise; a token is another one after each takeover
         self.next_number = 1  # the number of the next session
-        self.restarts_before = self.steps_before = 0
+        self.restarts_before = self.steps_before = 0  # of the workers, and envs, of sessions that have ended
         self._heard_ns = 0  # when ``heard_peers`` was called last
 
     @property
@@ -186,10 +180,8 @@ class ClientUsage:
         return budget
 
     def count_make(self, holder: Holder, now_s: float) -> str:
-        """Note a MAKE or ATTACH of the client, with any outcome; returns why it is one too many, or an empty text.
-
-        An ATTACH counts because it gives the session another token, and each token has lines of its own in the log.
-        """
+        """Note a MAKE or ATTACH of the client, with any outcome; returns why it is one too many, or an empty text."""
+        # An ATTACH counts because it gives the session another token, and each token has lines of its own in the log.
         if holder.quotas is None:
             return ""
         times = self._made_s.setdefault(holder.name, deque())

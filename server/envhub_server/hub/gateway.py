@@ -57,10 +57,8 @@ class Gateway:
         lease_s: float,
         unread_bytes_max: int,
     ) -> None:
-        """Supervise the connections of ``router``, once it is open; ``lease_s`` is for the log.
-
-        A client of the proxy may have sent ``unread_bytes_max`` that the hub has not read.
-        """
+        """Supervise the connections of ``router``, once it is open; ``lease_s`` is for the log."""
+        # A client of the proxy may have sent ``unread_bytes_max`` that the hub has not read.
         self._router, self._access, self._children = router, access, children
         self._directory, self._unread, self._loop = directory, unread, loop
         self._protocol, self._lease_s, self._unread_bytes_max = protocol, lease_s, unread_bytes_max
@@ -76,10 +74,8 @@ class Gateway:
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def open(self, binds: Sequence[str]) -> list[str]:
-        """Bind every address, those of ipc first, since what is bound later wants a key.
-
-        Returns the addresses with their real ports; raises as ``Hub.opened``.
-        """
+        """Bind every address, those of ipc first, since what is bound later wants a key."""
+        # Returns the addresses with their real ports; raises as ``Hub.opened``.
         self._listener = listener = Listener(self._router.socket, self._access.open_to_all)
         self._guard = DescriptorGuard(listener.shut, listener.open)
         is_ipc = {text: address.parse_bind(text).is_ipc for text in binds}
@@ -122,11 +118,9 @@ class Gateway:
         self._admit_clients()
 
     def end(self, ends: Ends) -> None:
-        """End those of these connections that still exist, and plan the next check; peers may connect again.
-
-        libzmq may close one at any time, and its descriptor is another's then; the monitor has reported the end by
-        then. So what the monitor has reported is read once the descriptor is held.
-        """
+        """End those of these connections that still exist, and plan the next check; peers may connect again."""
+        # libzmq may close one at any time, and its descriptor is another's then; the monitor has reported the end by
+        # then. So what the monitor has reported is read once the descriptor is held.
         waiting = deque(ends)
         while waiting:
             connection, why = waiting.popleft()
@@ -246,10 +240,8 @@ class Gateway:
     # --- in -----------------------------------------------------------------------------------------------------------
 
     def receive(self) -> tuple[Incoming, Holder] | None:
-        """Read a message; returns its request, with the client that sent it, if it is to be carried out.
-
-        The client of the next STEP of a session is not looked up: it is the one that the session belongs to.
-        """
+        """Read a message; returns its request, with the client that sent it, if it is to be carried out."""
+        # The client of the next STEP of a session is not looked up: it is the one that the session belongs to.
         if self._discarding_s is not None:
             self._discard(self._discarding_s)
             return None

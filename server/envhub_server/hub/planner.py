@@ -68,10 +68,8 @@ def admit(
     usage: Usage,
     number: int,
 ) -> Admission | Failure:
-    """Admit a client's request to make the session of this number, or refuse it.
-
-    ``names`` are those of the registry, as far as they are registered; None before that is known.
-    """
+    """Admit a client's request to make the session of this number, or refuse it."""
+    # ``names`` are those of the registry, as far as they are registered; None before that is known.
     recipe = admitted(make, config, registry, usage.hub_envs, holder.deploys, names)
     if isinstance(recipe, Failure):
         return recipe
@@ -107,11 +105,9 @@ def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
 def plan(
     admission: Admission, machine: Machine, facts: EnvFacts, config: HubConfig, session: str, replays: str
 ) -> SessionPlan | Failure:
-    """Plan the workers of the session of this name, or refuse it.
-
-    ``machine`` is what the hub has left of it, and ``replays`` the prefix of the names of its replays; empty where none
-    are kept.
-    """
+    """Plan the workers of the session of this name, or refuse it."""
+    # ``machine`` is what the hub has left of it, and ``replays`` the prefix of the names of its replays; empty where
+    # none are kept.
     make, hosting = admission.make, admission.hosting
     close_s = min(make.faults.close_s, config.close_timeout_max)
     make = replace(make, faults=replace(make.faults, close_s=close_s))

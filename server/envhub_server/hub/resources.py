@@ -58,11 +58,7 @@ class Attaching(NamedTuple):
 
 @dataclass(frozen=True)
 class Services:
-    """Resources that all sessions of a hub have in common.
-
-    ``transferred`` is called when the session of a number is about to be another client's, and ``forget`` when a
-    token is of no session any more.
-    """
+    """Resources that all sessions of a hub have in common."""
 
     poller: Poller
     supervisor: Supervisor
@@ -71,8 +67,8 @@ class Services:
     events: Events
     env_facts: EnvFactsTable
     unread: UnreadMemory
-    transferred: Callable[[int, Attaching], None]
-    forget: Callable[[bytes], None]
+    transferred: Callable[[int, Attaching], None]  # when the session of a number is about to be another client's
+    forget: Callable[[bytes], None]  # when a token is of no session any more
     compression: BackgroundThread
 
 
@@ -95,18 +91,7 @@ ROWS_STOOD_IN = object()
 
 
 class SessionResources:
-    """Resources of one session on this machine, and the rows in its arena.
-
-    Attributes:
-        number: the session's, which never changes; its events carry it.
-        token: its token, another one after each takeover.
-        state: its state machine, which refers to this; deleted with the session, so that all of it goes at once.
-        owner: the name of the client that it belongs to, see ``network.connections``; empty for the hub's user.
-        budget: of that client's shared memory.
-        connections: by which replies were sent under an earlier token, or were before the session ended.
-        workers: its processes by number; a number without one hears nothing, for its slot's next process is told.
-        compressing: the reply that a thread compresses; later messages are sent after it.
-    """
+    """Resources of one session on this machine, and the rows in its arena."""
 
     def __init__(
         self,
@@ -120,16 +105,19 @@ class SessionResources:
         budget: ArenaBudget,
         factories: int = -1,
     ) -> None:
-        self.number, self.token, self.services = number, token, services
+        self.number, self.services = number, services  # its events carry its number, which never changes
+        self.token = token  # another one after each takeover
         self.make, self.recipe = make, recipe
-        self.state: SessionMachine
+        self.state: SessionMachine  # refers to this; deleted with the session, so that all of it goes at once
+        # The name of its client, empty for the hub's user, and the budget of that client's shared memory.
         self.owner, self.budget = owner, budget
-        self.connections: set[int] = set()
+        self.connections: set[int] = set()  # by which replies were sent under an earlier token, or before its end
         program_environment = None if recipe.settings.python else make.program_environment
         self.environ = None if program_environment is None else program_environment.environ
         self.interpreter: InterpreterKey = recipe.settings.interpreter
         if program_environment is not None:
             self.interpreter = replace(self.interpreter, flags=tuple(program_environment.flags))
+        # By number; a number without a process hears nothing, for its slot's next process is told.
         self.workers: dict[int, WorkerHandle] = {}
         self.serving: dict[int, WorkerHandle] = {}  # those that serve, by slot, which are rung
         self.replays: ReplayKeeper | None = None  # what keeps its replays; None for nothing
@@ -148,7 +136,7 @@ class SessionResources:
         self.has_infos = False  # True if a row of the last move has something to say besides its arrays
         self.heard_ns = 0  # when its last request arrived, whatever came of it
         self._compressors = LeafCompressors(make.compression) if make.compression else None
-        self.compressing: Compression | None = None
+        self.compressing: Compression | None = None  # the reply that a thread compresses; later messages follow it
         self._client_ringer = Ringer()
         self.done_bell = new_bell()  # by which the processes wake the hub
         # The bell is never read. By edges each ring is reported once, with a system call less.

@@ -50,14 +50,10 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """One end of the channel.
-
-    Attributes:
-        sent_bytes_max, received_bytes_max: of one message.
-    """
+    """One end of the channel."""
 
     def __init__(self, connection: socket.socket, descriptors_max: int = DESCRIPTORS_MAX) -> None:
-        self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX
+        self.sent_bytes_max = self.received_bytes_max = MESSAGE_BYTES_MAX  # of one message
         self.received_bytes = 0  # how many have been received
         self.received_limits = codec.KNOWN  # of the items of one message
         self._pid = os.getpid()

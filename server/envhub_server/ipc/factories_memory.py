@@ -21,10 +21,8 @@ _COUNT, _PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
 def held(make: Make) -> tuple[Make, int]:
-    """The request without its factories, of which only a digest is left, and the memory that holds them.
-
-    The caller owns the descriptor, which is -1 where the envs are made by their name. Raises ``OSError``.
-    """
+    """The request without its factories, of which only a digest is left, and the memory that holds them."""
+    # The caller owns the descriptor, which is -1 where the envs are made by their name. Raises ``OSError``.
     if not make.factories:
         return make, -1
     places = places_in(make.factories, make.num_envs)

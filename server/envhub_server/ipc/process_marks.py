@@ -80,10 +80,8 @@ def stat(pid: int) -> list[bytes]:
 
 
 def worker_of(pid: int, hub: str) -> int | None:
-    """The pid of the worker that a process is marked with; None for a process of another hub or user.
-
-    It is ``NO_WORKER`` for a zygote, and for a process that the zygote forked and that is no worker yet.
-    """
+    """The pid of the worker that a process is marked with; None for a process of another hub or user."""
+    # It is ``NO_WORKER`` for a zygote, and for a process that the zygote forked and that is no worker yet.
     marked, _, worker = _line(pid, "environ", b"\0", VARIABLE.encode() + b"=").decode("ascii", "replace").partition(":")
     if marked == hub and worker.isdigit():
         return int(worker)

@@ -74,13 +74,9 @@ class Plan(NamedTuple):
 
 
 def plan_rows(words: Words, resetting: Collection[int] | None, raises: bool) -> Plan:
-    """Decide what becomes of each row when the hub learns that its worker has ended.
-
-    Args:
-        words: the words of the worker's rows.
-        resetting: the rows that the pending reset names; None if no reset is pending.
-        raises: True if the loss is reported as an exception.
-    """
+    """Decide what becomes of each row when the hub learns that its worker has ended."""
+    # ``resetting`` are the rows that the pending reset names, None if none is pending; a loss that ``raises`` is
+    # reported as an exception.
     rows, pending = words.rows, words.request != words.done
     asked = (words.op == OP_RESET) & (resetting is not None and not raises)
     is_named = np.isin(rows, list(resetting or ()))
@@ -95,12 +91,10 @@ def plan_rows(words: Words, resetting: Collection[int] | None, raises: bool) -> 
 
 
 def posted_rows(words: Words, is_batch: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of steps posted to an ended worker: rows whose step is lost, and rows that wait for the next worker.
-
-    A step reports the loss if no earlier step has. Otherwise it is the first step of the rebuilt env, and waits for it.
-    Resets wait without a limit. With ``is_batch`` the rows are those of a vector env, which takes one step for all of
-    them: they are lost or wait together.
-    """
+    """The rows of steps posted to an ended worker: rows whose step is lost, and rows that wait for the next worker."""
+    # A step reports the loss if no earlier step has. Otherwise it is the first step of the rebuilt env, and waits for
+    # it. Resets wait without a limit. With ``is_batch`` the rows are those of a vector env, which takes one step for
+    # all of them: they are lost or wait together.
     steps = (words.request != words.done) & (words.op != OP_RESET)
     reporting = steps & (words.needs_reset == REPORT_PENDING)
     if is_batch and reporting.any():

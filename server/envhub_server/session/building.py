@@ -126,18 +126,14 @@ def crowded_text(num_envs: int, workers: int) -> str:
 
 
 class WorkerSizing:
-    """The number of workers of one session.
-
-    Attributes:
-        worker_spin_us, driver_spin_us: the microseconds that each worker, and the driver, spins before it parks.
-    """
+    """The number of workers of one session."""
 
     def __init__(self, launcher: Launcher, count: WorkerCount | None) -> None:
         """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
         self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
         self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
         self.count = count  # the number and the reason for it; None until it is decided
-        self.worker_spin_us = self.driver_spin_us = 0
+        self.worker_spin_us = self.driver_spin_us = 0  # for which each worker, and the driver, spins before it parks
         self._shared_notified = False
         first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
         self._resize(first if count is None else count.workers)

@@ -150,10 +150,8 @@ class ClientEvents(SessionState):
         large: tuple[int, ...] = (),
         raised: int | None = None,
     ) -> None:
-        """Answer RECEIVE with its done rows, as many as it waits for; or with one row that ``raised``, and no other.
-
-        ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
-        """
+        """Answer RECEIVE with its done rows, as many as it waits for; or with one row that ``raised``, and no other."""
+        # ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
         if not self.partial_batches.receiving:
             return
         if raised is None:
@@ -285,10 +283,8 @@ class ClientEvents(SessionState):
 
     @_ends_session
     def on_draining(self, now_s: float, by_s: float, end_by_s: float, quiescent: bool) -> None:
-        """Begin no further request, and end once the pending request is answered, or at ``by_s``: the hub drains.
-
-        After ``end_by_s`` no env gets more time to close.
-        """
+        """Begin no further request, and end once the pending request is answered, or at ``by_s``: the hub drains."""
+        # After ``end_by_s`` no env gets more time to close.
         deadlines = self.deadlines
         deadlines.drain_by_s = min(deadlines.drain_by_s, by_s)
         deadlines.end_by_s = min(deadlines.end_by_s, end_by_s)

@@ -70,10 +70,7 @@ class Effects(Protocol):
     def make_arena(self, layout: Layout, has_object_leaves: bool, is_batch: bool) -> None:
         """Allocate the arena; ``on_arena_refused`` is told of a lack of memory. ``give_arena`` follows.
 
-        Args:
-            layout: of the arena.
-            has_object_leaves: True if observations have leaves outside the arena.
-            is_batch: True if each worker's envs are one vector env.
+        With ``is_batch`` each worker's envs are one vector env.
         """
 
     def post_reset(self) -> None:
@@ -114,9 +111,7 @@ class Effects(Protocol):
     def grant(self) -> None:
         """Send the client at the side socket the arena and the bells; ``on_side_closed`` is told if it has gone."""
 
-    def refuse_side(self) -> None:
-        """Close the client's connection to the side socket: it stays on the wire lane."""
-
+    def refuse_side(self) -> None: ...  # the client stays on the wire lane
     def give_drive(self) -> None: ...
     def take_drive(self) -> None: ...
     def close_side(self) -> None: ...
@@ -127,8 +122,7 @@ class Effects(Protocol):
         """Have the client that drives ask the hub, which tells it that another takes the session over."""
 
     def end_recall(self) -> None: ...
-    def wind_up(self) -> None:
-        """Have a client that drives begin no further step."""
+    def wind_up(self) -> None: ...  # a client that drives begins no further step
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
@@ -147,9 +141,7 @@ class Effects(Protocol):
     def answer_attach(self) -> None: ...
     def fail_attach(self, failure: Failure) -> None: ...
     def goodbye(self, why: Failure) -> None: ...
-    def notify(self, event: str, text: str) -> None:
-        """Push a NOTICE to the session's client, and log it as this event."""
-
+    def notify(self, event: str, text: str) -> None: ...  # by a NOTICE, and in the log as this event
     def learn(self, facts: EnvFacts) -> None: ...
     def warn(self, event: str, fields: dict[str, Any]) -> None: ...
     def end(self) -> None: ...

@@ -64,11 +64,9 @@ class Restarts:
         self._boots.pop(slot, None)
 
     def ended(self, slot: int, now_s: float, started: bool = True) -> float | None:
-        """Note an end; return the seconds until the restart, or None if the budget is spent.
-
-        A process that was not ``started``, for want of descriptors for example, says nothing about the envs, and takes
-        nothing of the budget.
-        """
+        """Note an end; return the seconds until the restart, or None if the budget is spent."""
+        # A process that was not ``started``, for want of descriptors for example, says nothing about the envs, and
+        # takes nothing of the budget.
         self._count[slot] += 1
         since_s = self._serving_since_s.pop(slot, None)
         if not started:
@@ -248,10 +246,8 @@ class Launcher:
         return affinity[slot.index % len(affinity)] if self.make.pin else None
 
     def _variables(self, slot: Slot) -> dict[str, str]:
-        """The environment variables of the worker of this slot; they are the same for its replacements.
-
-        The number of workers and the envs' indices are empty until they are decided.
-        """
+        """The environment variables of the worker of this slot; they are the same for its replacements."""
+        # The number of workers and the envs' indices are empty until they are decided.
         if not self.rules.session:
             return {}
         indices = ",".join(str(self.make.row_offset + row) for row in slot.rows)
@@ -281,11 +277,9 @@ class Launcher:
 
     @property
     def _libraries(self) -> tuple[str, ...]:
-        """The libraries that new processes share through their zygote.
-
-        Once the session is made, these are the libraries that its other workers had imported to make their envs. With
-        GPUs there are none: a library may read the variables at its import, and each worker's differ.
-        """
+        """The libraries that new processes share through their zygote."""
+        # Once the session is made, these are the libraries that its other workers had imported to make their envs. With
+        # GPUs there are none: a library may read the variables at its import, and each worker's differ.
         tried = self.arena is None or self.sharing_tried
         return self.rules.libraries or () if tried and not self.rules.hosting.gpus else ()
 

@@ -294,11 +294,9 @@ class SessionMachine(ClientEvents):
         progress: Sequence[Progress | None],
         memory: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """Do what is due, and supervise the processes: the time of ``next_deadline_s`` has come.
-
-        ``progress`` has each slot's progress, None for an idle slot; ``memory`` the bytes of memory of each process, if
-        ``supervision`` measures it now.
-        """
+        """Do what is due, and supervise the processes: the time of ``next_deadline_s`` has come."""
+        # ``progress`` has each slot's progress, None for an idle slot; ``memory`` the bytes of memory of each process,
+        # if ``supervision`` measures it now.
         if self.phase in (Phase.BROKEN, Phase.CLOSING):
             self._end_late(progress, now_s)
             return

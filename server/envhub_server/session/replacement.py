@@ -125,10 +125,8 @@ class Recycling:
                 slot.due_for_recycling = True
 
     def recycle(self, now_s: float) -> None:
-        """Have processes leave for which spares are ready, the oldest first, and have one more spare made.
-
-        A slot waits while its last process still closes its envs, so that it never has more than two processes.
-        """
+        """Have processes leave for which spares are ready, the oldest first, and have one more spare made."""
+        # A slot waits while its last process still closes its envs, so that it never has more than two processes.
         if self._launcher.deadlines.waits_for_spares(now_s):
             return
         spares = self._slots.spares.values()

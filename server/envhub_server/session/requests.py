@@ -152,15 +152,12 @@ class Requests:
 
 
 class RowInfos:
-    """Large infos, failures and templates, kept until the next request.
-
-    Attributes:
-        failures: failures of rows that the client drives, or has sent in partial batches, for COLLECT and RECEIVE.
-    """
+    """Large infos, failures and templates, kept until the next request."""
 
     def __init__(self, slots: SlotTable) -> None:
         self._slots = slots
         self.large: dict[int, bytes] = {}  # infos that were too large for the arena, by row
+        # Of rows that the client drives, or has sent in partial batches, for COLLECT and RECEIVE.
         self.failures: dict[int, Failure] = {}
 
     def forget(self) -> None:
@@ -186,11 +183,9 @@ class RowInfos:
             del templates[next(iter(templates))]
 
     def collect(self, wanted: Collection[int]) -> RowBlobs | Failure:
-        """The first failure among these rows, else their infos.
-
-        They are not removed, because a client that was interrupted asks again; a row's next info or failure
-        replaces them.
-        """
+        """The first failure among these rows, else their infos."""
+        # They are not removed, because a client that was interrupted asks again; a row's next info or failure
+        # replaces them.
         rows = sorted(wanted)
         failures = [self.failures[row] for row in rows if row in self.failures]
         infos = tuple((row, self.large[row]) for row in rows if row in self.large)
@@ -204,16 +199,12 @@ class RowInfos:
 
 
 class PartialBatches:
-    """The pending partial batches.
-
-    Attributes:
-        rows_out: the number of rows that were posted and not received.
-        receiving: the number of rows that RECEIVE waits for; 0 without a pending RECEIVE.
-    """
+    """The pending partial batches."""
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos, effects: Effects) -> None:
         self._make, self._is_vector, self._slots, self._infos, self._effects = make, is_vector, slots, infos, effects
-        self.rows_out = self.receiving = 0
+        self.rows_out = 0  # how many rows were posted and not received
+        self.receiving = 0  # how many rows RECEIVE waits for; 0 without a pending RECEIVE
 
     def problem(self, send: Send) -> Failure | None:
         shares = self._make.num_envs, len(self._slots)

@@ -81,10 +81,8 @@ class IllegalEvent(Exception):
 
 
 def allowed_in(*phases: Phase, then: tuple[Phase, ...] = ()) -> Callable[[Method], Method]:
-    """Allow a method of a session in these phases, after which one of the phases ``then`` may follow.
-
-    The method's arguments begin with the time. A draining hub's session may end after it.
-    """
+    """Allow a method of a session in these phases, after which one of the phases ``then`` may follow."""
+    # The method's arguments begin with the time. A draining hub's session may end after it.
 
     def mark(method: Method) -> Method:
         name = method.__name__
@@ -136,12 +134,7 @@ class Ownership:
 
 
 class SessionState:
-    """One vector env, of one client at a time.
-
-    Attributes:
-        make, recipe: the client's MAKE, and the recipe of its envs, with the operator's settings.
-        history: the names of the last methods by which it was told something, for the log.
-    """
+    """One vector env, of one client at a time."""
 
     def __init__(
         self,
@@ -157,10 +150,10 @@ class SessionState:
         """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
         is_vector, memory_max = recipe.settings.vector, rules.hosting.memory_max or 0
         self.effects = effects
-        self.make, self.recipe = make, recipe
+        self.make, self.recipe = make, recipe  # the client's MAKE, and the recipe with the operator's settings
         self.phase = Phase.BUILDING
         self.made: messages.Made | None = None  # the description for the client, once the session is made
-        self.history: deque[str] = deque(maxlen=HISTORY_MAX)
+        self.history: deque[str] = deque(maxlen=HISTORY_MAX)  # the names of the last methods that were called
         self.deadlines = deadlines = Deadlines()
         self.slots = slots = SlotTable(make.num_envs, make.faults)
         decided = count is not None
@@ -385,10 +378,8 @@ class SessionState:
         self.answer_rows(self.requests.failure or ())
 
     def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> None:
-        """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``.
-
-        A CLOSE that is pending is answered at the end, after its client was told which envs were cut short.
-        """
+        """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``."""
+        # A CLOSE that is pending is answered at the end, after its client was told which envs were cut short.
         if self.phase is not Phase.CLOSING:
             self.fail(why)
         self.close(now_s, terminate, why.message)

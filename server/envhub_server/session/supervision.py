@@ -258,10 +258,8 @@ def unready_failure(make: Make, why: str, hide_folders: bool) -> Failure:
 def exit_failure(
     make: Make, slot: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
 ) -> Failure:
-    """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory.
-
-    Its text has the envs' numbers in the vector env that the session is a part of; ``env_index`` is a row.
-    """
+    """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory."""
+    # Its text has the envs' numbers in the vector env that the session is a part of; ``env_index`` is a row.
     tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
     tail = without_folders(tail) if hide_folders else tail
     worker = worker_named(slot, rows, make.row_offset)

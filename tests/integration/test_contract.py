@@ -149,16 +149,11 @@ def test_envs_of_a_hub_are_made_by_gymnasium(hub: ServedHub) -> None:
     one.close()
 
 
-ORDERS = {
-    "the prefix imports envhub": "import gymnasium",
-    "envhub, and a look whether gymnasium is there": (
-        "import envhub, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium"
-    ),
-}
+LOOKS = "import envhub, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("imports", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("imports", ["import gymnasium", LOOKS], ids=["prefix imports envhub", "look for gymnasium"])
 def test_any_process_finds_the_registration(hub: ServedHub, imports: str) -> None:
     program = (
         f"{imports}\nenvs = gymnasium.make_vec('envhub:EnvHub/Remote-v0', 2, env_id='CartPole-v1', url={hub.tcp!r})\n"

@@ -172,13 +172,6 @@ def test_hub_that_is_named_by_two_addresses_is_refused_with_both(two: list[Serve
     assert wait_until(lambda: all(map(has_no_session, two)), 10)
 
 
-def test_one_of_several_names_of_a_hub_may_be_chosen(two: list[ServedHub]) -> None:
-    hubs = [two[0].tcp, two[0].tcp.replace("127.0.0.1", "localhost")]
-    with closing(envhub.make_vec("CartPole-v1", 2, hub=hubs, hub_index=1)) as envs:
-        envs.reset()
-        assert envs.address == hubs[1]
-
-
 def test_hub_that_wants_a_key_is_named(two: list[ServedHub], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("keyed")
     keys = KeyFolder(folder / "keys")

@@ -205,19 +205,6 @@ def test_exception_of_an_env_has_its_index_in_the_whole_batch(two: list[ServedHu
         assert envs.step(ZEROS)[0][:, 0].tolist() == [1] * 5
 
 
-def test_masked_reset_after_an_error_shows_a_hub_that_it_does_not_ask_as_received_last(
-    two: list[ServedHub], lanes: str
-) -> None:
-    with closing(made(two, "naughty", lanes)) as envs:
-        envs.reset()
-        envs.step(ZEROS)
-        with pytest.raises(ValueError, match="one is not allowed"):
-            envs.step([0, 0, 0, 1, 0])
-        observations, _ = envs.reset(options={"reset_mask": np.array([True, False, False, False, False])})
-        assert observations[:, 0].tolist() == [0, 2, 1, 1, 1]
-        assert envs.observe().observations[:, 0].tolist()[:3] == [0, 2, 2]
-
-
 def test_crash_in_the_second_hub_is_of_its_envs(two: list[ServedHub], lanes: str) -> None:
     with closing(made(two, "naughty", lanes, num_workers=5)) as envs:
         envs.reset()

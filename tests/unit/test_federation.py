@@ -396,18 +396,6 @@ def truncated(batch: Batch) -> list[int]:
     return told
 
 
-def test_every_row_is_truncated_once_with_its_last_observation() -> None:
-    lost = Lost()
-    batch = lost.step()
-    assert truncated(batch) == [0, 1, 2] and batch.observations[0][:, 0].tolist() == [10.0, 11.0, 12.0]
-    lost.rebuild.over = True
-    assert not lost.lane.rows.are_settled  # the hub's lane has no observation yet
-    batch = lost.step()
-    assert truncated(batch) == [] and batch.observations[0][:, 0].tolist() == [100.0, 101.0, 102.0]
-    assert lost.lane.rows.are_settled
-    assert lost.hub.begun == ["step [7, 8, 9]"]
-
-
 def test_step_waits_for_the_rows_where_no_other_hub_serves() -> None:
     lost, serving = Lost(patience_s=0.0), [False]
     lost.lane.others_serve = lambda: serving[0]
@@ -784,16 +772,6 @@ def test_results_are_in_two_buffers_in_turn_without_copy() -> None:
     lane = lane_of(OneHub(0.0), OneHub(10.0), copy=False)
     first, second, third = (stepped(lane) for _ in range(3))
     assert first is third is not second and first.ravel().tolist() == [0, 1, 2, 10, 11, 12]
-
-
-def test_reset_shows_the_last_observations_of_a_hub_whose_rows_it_leaves_out() -> None:
-    hubs = OneHub(0.0), OneHub(10.0)
-    lane = lane_of(*hubs, copy=False)
-    stepped(lane)[...] = -1
-    stepped(lane)[...] = -1
-    lane.begin_reset(Reset([], [True] * 3 + [False] * 3))
-    assert lane.wait(None).observations[0].ravel().tolist() == [0, 1, 2, 10, 11, 12]
-    assert [hub.begun[2:] for hub in hubs] == [["reset"], []]
 
 
 class Silent(OneHub):

@@ -241,11 +241,6 @@ def test_rows_are_divided_among_hubs_one_after_the_other(monkeypatch: pytest.Mon
     assert [part.maker.options.num_workers for part in parts] == [1, 1]  # each hub with envs has a process
 
 
-def test_hubs_begin_with_that_of_hub_index() -> None:
-    opener = PartsOpener(lambda: cast(Any, ["a", "b", "c"]), cast(Any, None), SessionOptions(hub_index=4))
-    assert opener.hubs() == ["b", "c", "a"]
-
-
 @dataclass
 class Described:
     """The description of a session on one hub."""

@@ -248,13 +248,6 @@ def test_reward_that_is_not_finite_is_refused() -> None:
         place.step()
 
 
-def test_observation_out_of_its_space_is_reported_once() -> None:
-    place = begun()
-    for _ in range(3):
-        place.step(LEAVE_THE_SPACE)
-    assert place.suspected == ["an observation out of its space"]
-
-
 def test_space_that_cannot_tell_is_reported_once() -> None:
     class Strange(spaces.Box):
         def contains(self, x: Any) -> bool:

@@ -33,7 +33,7 @@ from envhub_server.processes.worker_handle import ExitCause, WorkerExited, Worke
 from envhub_server.session import state
 from envhub_server.session.building import SECOND_FAILED, WorkerCount, crowded_text
 from envhub_server.session.launcher import Machine, WorkerRules
-from envhub_server.session.slots import SAMPLE_S, Late, Progress
+from envhub_server.session.slots import Late, Progress
 from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
 from envhub_server.session.supervision import STACKS_S
 from hypothesis import given, settings
@@ -316,15 +316,6 @@ def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_mad
     assert ready().processes == 2
 
 
-def test_libraries_that_first_envs_imported_are_shared_with_the_other_workers_and_noted() -> None:
-    session = undecided()
-    for worker in (0, 1, 2):
-        session.said(worker, replace(UNKNOWN, libraries=["torch", "os"][: 2 * (worker == 1)]))
-    started = only(StartProcesses, session.said(3, replace(UNKNOWN, libraries=["scipy.stats"])))
-    assert started == StartProcesses(tuple(range(4, 16)), libraries=("torch", "scipy.stats"))
-    assert learned(session) == EnvFacts(("torch", "scipy.stats"))
-
-
 def learned(session: Session) -> EnvFacts:
     """What later sessions know of the envs, once all of those that are still to be made are made."""
     for message in (replace(built(), libraries=[]), Mapped()):
@@ -423,16 +414,6 @@ def test_progress_counts_the_first_envs() -> None:
     session = undecided()
     session.said(2, UNKNOWN)
     assert (session.progress.built, session.progress.num_envs) == (1, 16)
-
-
-@pytest.mark.parametrize("exits", [False, True])
-def test_session_whose_first_env_cannot_be_made_is_not_made(exits: bool) -> None:
-    session = undecided()
-    session.said(1, UNKNOWN)
-    ends = session.exited(0) if exits else session.said(0, RowFailed(RAISED))
-    alive = [1, 2, 3] if exits else [0, 1, 2, 3]
-    assert only(Fail, ends) and every(Kill, ends) == [Kill(worker) for worker in alive]
-    assert session.said(1, UNKNOWN) == []
 
 
 def test_session_whose_interpreter_cannot_be_used_is_not_made() -> None:
@@ -831,14 +812,6 @@ def test_session_that_closes_after_the_hub_began_to_shut_down_has_no_more_time_t
         assert Goodbye(SHUTTING_DOWN) in session.rows_done()
         session.elapsed(9.99)
         assert session.next_deadline_s() == until_s
-
-
-def test_client_that_does_not_step_is_looked_after_soon_once_the_hub_shuts_down() -> None:
-    session = shared()
-    for now_s in range(20):
-        session.elapsed(now_s)
-    session.handle(events.Draining(by_s=100.0, end_by_s=200.0, quiescent=False), 19.0)
-    assert session.next_deadline_s() == 19.0 + SAMPLE_S
 
 
 def test_session_that_ends_after_its_time_in_a_hub_that_shuts_down_ends_once() -> None:

@@ -542,20 +542,6 @@ def test_process_that_cannot_build_its_envs_while_the_session_closes_is_not_told
     assert session.closed(1) == [Answer(Done()), End()]
 
 
-def test_client_that_drives_and_does_not_step_is_looked_after_less_often() -> None:
-    session = shared()
-    now_s, waits = 0.0, []
-    for _ in range(30):
-        before_s, now_s = now_s, session.next_deadline_s()
-        waits.append(now_s - before_s)
-        session.elapsed(now_s, quiescent=True)
-    assert waits[:4] == pytest.approx([SAMPLE_S, SAMPLE_S, 2 * SAMPLE_S, 3 * SAMPLE_S])
-    assert waits[-1] == pytest.approx(1.0)
-    for quiescent, wait_s in ((False, SAMPLE_S), (True, SAMPLE_S), (True, 2 * SAMPLE_S)):
-        session.elapsed(now_s, quiescent=quiescent)
-        assert session.next_deadline_s() - now_s == pytest.approx(wait_s)
-
-
 def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> None:
     session = ready(faults=Faults(step_s=1.0))
     at = Progress(turn=7, row=1, kind="step")
@@ -998,14 +984,6 @@ def test_spare_that_is_about_to_be_ended_as_it_was_late_takes_no_place() -> None
     session.sampled(0.0, 1.2)
     assert session.slots.spares[2].late is not None and session.said(2, built(), now_s=1.2) == []
     assert len(session.exited(0, now_s=1.2)) == 1
-
-
-def test_session_ends_with_its_spares() -> None:
-    session = spared()
-    told = session.request(Close())
-    assert told == [Tell(number, CloseEnvs()) for number in range(3)]
-    assert session.exited(0) == session.exited(2) == []
-    assert every(End, session.exited(1))
 
 
 def test_broken_session_keeps_no_spares() -> None:

@@ -316,13 +316,6 @@ def test_making_ends_with_the_deaths_that_are_too_many(times: Times) -> None:
     assert raised.value.hub == "hub-1"
 
 
-def test_making_ends_once_the_envs_are_not_wanted(times: Times) -> None:
-    makes = Makes(*[errors.HubUnreachable("no")] * 9)
-    with pytest.raises(errors.HubLost):
-        made_again(makes, LOSS, 0, 60.0, lambda: len(makes.failures) > 6, False)
-    assert len(makes.failures) == 6
-
-
 def test_only_hub_ends_the_making_where_it_lets_nobody_in_or_makes_other_envs(times: Times) -> None:
     with pytest.raises(errors.AccessDenied):
         made_again(Makes(errors.AccessDenied("no")), LOSS, 0, 60.0, lambda: True, True)

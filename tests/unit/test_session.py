@@ -83,6 +83,7 @@ from sessions import (
     RAISED,
     RECIPE,
     SHUTTING_DOWN,
+    WIDER,
     Session,
     begun,
     built,
@@ -490,6 +491,15 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session.said(0, built())
     assert HandOver(0, 0, Serve([7])) in session.said(0, Mapped())
     assert session.replacement.seeds(session.slots[0], 1) == [reseeded(7, 1)]
+
+
+def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
+    session = begun(observation_mode="different")
+    session.said(0, built(OBSERVATION, OBSERVATION))
+    session.said(1, built(WIDER))
+    session.said(0, Mapped())
+    answer = only(Answer, session.said(1, Mapped()))
+    assert answer.message.observation_spaces == [OBSERVATION, WIDER, OBSERVATION]
 
 
 @pytest.mark.parametrize("mode", ["any", "first"])

@@ -271,6 +271,15 @@ def test_worker_that_waits_for_the_others_is_not_late() -> None:
     assert [report.process for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
 
 
+def test_worker_that_takes_long_to_map_the_arena_is_late() -> None:
+    session = begun(faults=Faults(init_s=10.0))
+    for worker in (0, 1):
+        session.said(worker, built())
+    session.said(0, Mapped())
+    assert session.elapsed(0.0) == []
+    assert [report.process for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("faults", "hangs", "raises"),
     [
@@ -496,6 +505,7 @@ def test_what_the_next_process_says_before_it_serves_is_of_no_earlier_step() -> 
 
 def test_steps_wait_for_the_next_process_only_for_so_long() -> None:
     session = ready(faults=Faults(restart_wait_s=5.0))
+    assert session.handle(events.RowsWaiting(0), 99.0) == []  # no worker is lost
     session.exited(0)
     session.handle(events.RowsWaiting(0), 100.0)
     session.handle(events.RowsWaiting(0), 103.0)  # the first one counts

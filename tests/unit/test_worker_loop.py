@@ -384,16 +384,6 @@ def test_rows_that_are_done_already_are_left_alone() -> None:
 # --- resets by the channel --------------------------------------------------------------------------------------------
 
 
-def test_words_of_a_reset_without_its_message_wait_for_it() -> None:
-    with serving() as hub:
-        hub.post(op=OP_RESET)
-        assert hub.call("episode") == [1] * ROWS
-        assert (hub.arena.done != hub.arena.request).all()
-        hub.tell(control.ResetRows(hub.rows, [5, 6, 7, 8], b""))
-        hub.await_rows()
-        assert [env.seeds for env in made] == [[None, 5], [None, 6], [None, 7], [None, 8]]
-
-
 def test_ring_of_a_step_may_overtake_the_reset_message_before_it() -> None:
     with serving() as hub:
         hub.post(op=OP_RESET)

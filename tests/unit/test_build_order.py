@@ -3,17 +3,38 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from envhub_server.catalog.registry import EnvSettings, Recipe
+from envhub_server.ipc import control
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.session.launcher import NO_RULES, Place, WorkerRules, build, build_rest, interpreter_of, variables
-from sessions import RECIPE
+from envhub_server.session.launcher import NO_RULES, Launcher, Machine, WorkerRules, interpreter_of
+from envhub_server.session.slots import Deadlines, SlotTable
+from recorder import Recorder
+from sessions import RECIPE, restarts
 
 from envhub.protocol.messages import Faults, Hosting, Make, ProgramEnvironment, Recycle
 
 OF_A_SESSION = WorkerRules(session="0badcafe")
 
 
+def launcher(make: Make, rules: WorkerRules, recipe: Recipe, workers: int, decided: bool) -> Launcher:
+    slots = SlotTable(make.num_envs, make.faults)
+    slots.resize(workers)
+    return Launcher(make, recipe, rules, Machine((4, 5), 2), slots, Deadlines(), restarts(), Recorder(), decided)
+
+
+def build(
+    make: Make, recipe: Recipe, rules: WorkerRules, worker: int, workers: int, decided: bool = True
+) -> control.Build:
+    starts = launcher(make, rules, recipe, workers, decided)
+    return starts.order(starts.slots[worker])
+
+
+def build_rest(make: Make, rules: WorkerRules, worker: int, workers: int) -> control.BuildRest:
+    starts = launcher(make, rules, RECIPE, workers, decided=True)
+    return starts.order_rest(starts.slots[worker])
+
+
 def test_worker_finds_its_place_in_its_variables() -> None:
-    assert variables(OF_A_SESSION, Place(1, 4, [1, 5, 9], row_offset=20)) == {
+    assert build(Make(12, row_offset=20), RECIPE, OF_A_SESSION, 1, 4).variables == {
         "ENVHUB_SESSION": "0badcafe",
         "ENVHUB_WORKER_INDEX": "1",
         "ENVHUB_NUM_WORKERS": "4",
@@ -22,27 +43,27 @@ def test_worker_finds_its_place_in_its_variables() -> None:
 
 
 def test_what_is_not_decided_yet_is_empty() -> None:
-    found = variables(OF_A_SESSION, Place(1, None, [1, 5, 9]))
+    found = build(Make(12), RECIPE, OF_A_SESSION, 1, 4, decided=False).variables
     assert (found["ENVHUB_NUM_WORKERS"], found["ENVHUB_ENV_INDICES"]) == ("", "")
     assert found["ENVHUB_WORKER_INDEX"] == "1"
 
 
 def test_envs_in_the_programs_own_process_leave_its_variables_alone() -> None:
-    assert variables(NO_RULES, Place(0, 1, [0])) == {}
+    assert build(Make(1), RECIPE, NO_RULES, 0, 1).variables == {}
 
 
 def test_devices_are_dealt_in_turn() -> None:
     rules = WorkerRules(session="0badcafe", hosting=Hosting(gpus=[3, 5]))
-    dealt = [variables(rules, Place(worker, 4, [worker])) for worker in range(4)]
+    dealt = [build(Make(4), RECIPE, rules, worker, 4).variables for worker in range(4)]
     for name in ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID"):
         assert [each[name] for each in dealt] == ["3", "5", "3", "5"]
 
 
 def test_worker_is_told_the_arguments_of_its_own_envs() -> None:
     make = Make(4, "CartPole-v1", kwargs_each=[b"0", b"1", b"2", b"3"])
-    assert build(make, RECIPE, NO_RULES, Place(1, 2, [1, 3])).kwargs_each == [b"1", b"3"]
-    assert build_rest(make, NO_RULES, Place(0, 2, [0, 2])).kwargs_each == [b"0", b"2"]
-    assert build(Make(4, kwargs=b"all"), RECIPE, NO_RULES, Place(1, 2, [1, 3])).kwargs_each == []
+    assert build(make, RECIPE, NO_RULES, 1, 2).kwargs_each == [b"1", b"3"]
+    assert build_rest(make, NO_RULES, 0, 2).kwargs_each == [b"0", b"2"]
+    assert build(Make(4, kwargs=b"all"), RECIPE, NO_RULES, 1, 2).kwargs_each == []
 
 
 def test_worker_is_told_all_that_the_client_asked_for() -> None:
@@ -58,14 +79,14 @@ def test_worker_is_told_all_that_the_client_asked_for() -> None:
         wrapper_kwargs=[b"wrapper"],
         columns=True,
     )
-    told = build(make, RECIPE, NO_RULES, Place(0, 1, [0, 1]))
+    told = build(make, RECIPE, NO_RULES, 0, 1)
     own = {"name", "kwargs_each", "row_offset"}
     shared = {field.name for field in fields(Make)} & {field.name for field in fields(told)} - own
     assert len(shared) == 9
     for name in shared:
         assert getattr(told, name) == getattr(make, name) != getattr(Make(2), name), name
     faults = Faults(on_exception="truncate", on_invalid="raise")
-    strict = build(Make(2, faults=faults), RECIPE, NO_RULES, Place(0, 1, [0, 1]))
+    strict = build(Make(2, faults=faults), RECIPE, NO_RULES, 0, 1)
     assert (strict.on_exception, strict.on_invalid) == ("truncate", "raise")
 
 
@@ -73,24 +94,24 @@ def test_worker_is_told_what_the_hub_says_of_the_env_and_of_its_workers() -> Non
     recipe = Recipe("walk", modules=("sims", "more"), entry="sims:make", settings=EnvSettings(vector=True))
     hosting = Hosting(recycle=Recycle(episodes=7))
     rules = WorkerRules(1 << 30, True, "0badcafe", hosting, "replay", libraries=None)
-    told = build(Make(4), recipe, rules, Place(1, 2, [1, 3], cpu=5))
+    told = build(Make(4, pin=True), recipe, rules, 1, 2)
     assert (told.worker, told.rows, told.cpu, told.shares, told.first_only) == (1, [1, 3], 5, 2, False)
     assert (told.name, told.modules, told.entry) == ("walk", ["sims", "more"], "sims:make")
     assert (told.memory_bytes_max, told.hide_folders, told.replays, told.episodes_max) == (1 << 30, True, "replay", 7)
-    assert told.says_imported and told.variables == variables(rules, Place(1, 2, [1, 3]))
+    assert told.says_imported and told.variables == build_rest(Make(4), rules, 1, 2).variables != {}
 
 
 def test_worker_makes_only_its_first_env_until_the_number_of_workers_is_decided() -> None:
-    assert build(Make(4), RECIPE, NO_RULES, Place(0, None, [0, 1])).first_only
+    assert build(Make(4), RECIPE, NO_RULES, 0, 2, decided=False).first_only
     vector = replace(RECIPE, settings=EnvSettings(vector=True))
-    assert build(Make(4), vector, NO_RULES, Place(0, None, [0, 1])).shares == 1
+    assert build(Make(4), vector, NO_RULES, 0, 2, decided=False).shares == 1
 
 
 def test_worker_of_a_private_hub_adopts_the_programs_environment_and_else_one_thread_per_library() -> None:
     program_environment = ProgramEnvironment(
         ["/sims"], "/here", {"HOME": "/home", "OMP_NUM_THREADS": "8"}, b"registry", b"authkey"
     )
-    told = build(Make(1, program_environment=program_environment), RECIPE, NO_RULES, Place(0, 1, [0]))
+    told = build(Make(1, program_environment=program_environment), RECIPE, NO_RULES, 0, 1)
     assert told.allow_pickle
     assert (told.sys_path, told.cwd, told.registrations, told.authkey) == (["/sims"], "/here", b"registry", b"authkey")
     assert told.environ["HOME"] == "/home" and told.environ["OMP_NUM_THREADS"] == "8"
@@ -102,7 +123,7 @@ def test_worker_with_an_interpreter_of_its_own_adopts_only_the_programs_random_g
     program_environment = ProgramEnvironment(
         ["/sims"], "/here", {"HOME": "/home"}, b"registry", b"authkey", generators=[3, 4]
     )
-    told = build(Make(1, program_environment=program_environment), own, NO_RULES, Place(0, 1, [0]))
+    told = build(Make(1, program_environment=program_environment), own, NO_RULES, 0, 1)
     assert (told.generators, told.sys_path, told.cwd, told.environ) == ([3, 4], [], "", {})
 
 

@@ -37,6 +37,7 @@ from envhub_server.network.connections import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerHandle
+from envhub_server.session.launcher import interpreter_of
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Driver, Event, Phase
 from envhub_server.session.supervision import logged, slow_to_close
@@ -114,9 +115,7 @@ class SessionResources:
         self.connections: set[int] = set()  # by which replies were sent under an earlier token, or before its end
         program_environment = None if recipe.settings.python else make.program_environment
         self.environ = None if program_environment is None else program_environment.environ
-        self.interpreter: InterpreterKey = recipe.settings.interpreter
-        if program_environment is not None:
-            self.interpreter = replace(self.interpreter, flags=tuple(program_environment.flags))
+        self.interpreter: InterpreterKey = interpreter_of(recipe.settings.interpreter, program_environment)
         # By number; a number without a process hears nothing, for its slot's next process is told.
         self.workers: dict[int, WorkerHandle] = {}
         self.serving: dict[int, WorkerHandle] = {}  # those that serve, by slot, which are rung

@@ -11,7 +11,7 @@ from envhub.protocol.messages import Hosting, Make, ProgramEnvironment
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
 from envhub_server.ipc.packages import shared
-from envhub_server.processes.interpreter import ONE_THREAD
+from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
 from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Deadlines, Process, Slot, SlotTable, Stage
 
@@ -130,6 +130,11 @@ class WorkerRules:
 
 
 NO_RULES = WorkerRules()
+
+
+def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
+    """The interpreter of a session's workers: the env's own, with its program's options, if it has one."""
+    return own if program_environment is None else replace(own, flags=tuple(program_environment.flags))
 
 
 def _program_environment(program_environment: ProgramEnvironment | None, recipe: Recipe) -> dict[str, Any]:

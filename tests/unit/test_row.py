@@ -87,11 +87,6 @@ class Place:
         return found
 
     @property
-    def other_slot(self) -> list[float]:
-        found: list[float] = self.arena.observations[0][1 - self.slot, MINE].tolist()
-        return found
-
-    @property
     def result(self) -> tuple[float, bool, bool]:
         arena = self.arena
         return float(arena.rewards[MINE]), bool(arena.terminations[MINE]), bool(arena.truncations[MINE])

@@ -119,11 +119,6 @@ class Hub:
             self.heard += self.channel.receive() or ()
         return found
 
-    def heard_by_now(self, kind: type) -> list[Any]:
-        """The messages of this kind that the worker sent before it answered what it is asked now."""
-        self.call("episode")
-        return [message for message in self.heard if isinstance(message, kind)]
-
     def build(self, **other: Any) -> Any:
         make, memory = held(Make(ROWS, factories=cloudpickle.dumps([make_env] * ROWS)))
         with os.fdopen(memory, "rb") as file:

@@ -255,12 +255,15 @@ class ClientProtocol:
         if now_s < pending.ask_s:
             return []
         pending.ask_s = now_s + HEARTBEAT_S
-        self._reconnected = self._reconnected and pending.token == NO_SESSION
+        # A request without a session does not tell the hub whose session the connection carries.
+        back = self._reconnected and pending.token == NO_SESSION != self.token
+        beats = [self._question(self.token, self._session_seq)] if back else []
+        self._reconnected = False
         if pending.held:
             return [self._question(pending.token, self._sent_seq)]
         if pending.lost or pending.token == NO_SESSION:
             pending.lost, pending.on_its_way = False, True
-            return [pending.frames]
+            return [*beats, pending.frames]
         return [self._question(pending.token, pending.seq)]
 
     def _question(self, token: bytes, seq: int) -> Frames:

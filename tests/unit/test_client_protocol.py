@@ -193,9 +193,9 @@ def test_hub_hears_once_from_which_session_a_new_connection_is() -> None:
     assert asked(pair, HEARTBEAT_S) == []  # it was the pending request's
     pair.request(Op.LIST, Question())
     pair.client.connected()
-    assert asked(pair, 0.0) == [(Op.LIST, NO_SESSION)]
+    assert asked(pair, 0.0) == [(Op.HEARTBEAT, TOKEN), (Op.LIST, NO_SESSION)]  # which may be all that it asks
     say(pair, REPLY | Op.LIST, pair.client._ticket, EnvNames([]), NO_SESSION)
-    assert asked(pair, 0.0) == [(Op.HEARTBEAT, TOKEN)] and asked(pair, HEARTBEAT_S) == []
+    assert asked(pair, HEARTBEAT_S) == []
     pair.request(Op.LIST, Question())  # on a connection that the hub knows
     assert asked(pair, HEARTBEAT_S) == [(Op.LIST, NO_SESSION)]
     say(pair, REPLY | Op.LIST, pair.client._ticket, EnvNames([]), NO_SESSION)

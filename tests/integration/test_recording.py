@@ -92,11 +92,14 @@ def test_texts_are_recorded_as_they_are(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.long
-def test_every_nth_episode_of_chosen_envs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("info_mode", ["batched", "by_env"])
+def test_every_nth_episode_of_chosen_envs(tmp_path: Path, info_mode: Any) -> None:
     options = envhub.RecordOptions(tmp_path, env_ids=np.array([0, 2]), every=3)  # type: ignore[arg-type]
-    envs = envhub.make_vec(lambda: sims.Counter(length=4), 3, autoreset_mode="SameStep", record=options)
+    how = {"autoreset_mode": "SameStep", "record": options, "info_mode": info_mode}
+    envs: Any = envhub.make_vec(lambda: sims.Counter(length=4), 3, **how)
     envs.reset()
     for step in range(28):
+        envs.drop_pending()  # which cuts no episode where nothing is pending
         envs.step([step, 0, 2 * step])
     envs.close()
     found = data_set(tmp_path)
@@ -104,21 +107,8 @@ def test_every_nth_episode_of_chosen_envs(tmp_path: Path) -> None:
     for env, factor in ((0, 1), (2, 2)):
         rewards = [found[number].rewards.tolist() for number in by_env[env]]
         assert rewards == [[factor * (12 * k + step) for step in range(4)] for k in range(3)]
+        assert [found[number].observations[:, 0].tolist() for number in by_env[env][:2]] == [[0, 1, 2, 3, 4]] * 2
     assert not by_env[1] and envs.recorded.dropped == 0
-
-
-@pytest.mark.long
-def test_infos_by_env_are_recorded_alike(tmp_path: Path) -> None:
-    envs = envhub.make_vec(
-        lambda: sims.Counter(length=4), 2, autoreset_mode="SameStep", record=tmp_path, info_mode="by_env"
-    )
-    envs.reset()
-    for _ in range(8):
-        envs.drop_pending()  # which cuts no episode where nothing is pending
-        envs.step(np.array([1, 2]))
-    envs.close()
-    finals = [episode.observations[:, 0].tolist() for episode in data_set(tmp_path)]
-    assert finals == [[0, 1, 2, 3, 4]] * 4
 
 
 @pytest.mark.long

@@ -26,15 +26,6 @@ from envhub.transport import sockets
 from envhub.transport.address import HubKeys, token_of
 
 PAGE = ROOT / "server/docs/options.md"
-FILE = """
-lease = 7
-
-[envs.arm]
-env = "sims:counter"
-
-[envs.pole]
-env = "CartPole-v1"
-"""
 
 
 def command(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -377,24 +368,12 @@ def test_health_imports_no_parser_and_no_library_of_arrays_and_tables(hub: Serve
 
 
 @pytest.mark.long
-def test_hub_offers_the_envs_of_its_file_and_of_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "hub.toml").write_text(FILE)
-    arguments = ("Pendulum-v1", "--config", str(tmp_path / "hub.toml"))
-    with serve(tmp_path, *arguments) as hub, envhub.connect(hub.ipc) as client:
-        assert client.envs() == ["Pendulum-v1", "arm", "pole"]
-        for name in client.envs():
-            envs = client.make_vec(name, 2)
-            envs.reset(seed=1)
-            envs.close()
-
-
-@pytest.mark.long
-def test_file_of_the_page_serves(tmp_path: Path) -> None:
+def test_file_of_the_page_serves_with_the_envs_of_the_command_line(tmp_path: Path) -> None:
     (text,) = blocks("toml", [PAGE])
     (tmp_path / "hub.toml").write_text(text.replace(":5555", ":0"))
-    arguments = ("--config", str(tmp_path / "hub.toml"))
+    arguments = ("Acrobot-v1", "--config", str(tmp_path / "hub.toml"))
     with serve(tmp_path, *arguments, binds=[f"ipc://{tmp_path}/hub.sock"]) as hub, envhub.connect(hub.ipc) as client:
-        assert {"CartPole-v1", "heavy"} <= {*client.envs()}
+        assert {"Acrobot-v1", "CartPole-v1", "heavy"} <= {*client.envs()}
         envs = client.make_vec("heavy", 2)
         assert envs.single_observation_space.shape == (3,)  # Pendulum's
         envs.close()

@@ -229,20 +229,6 @@ def test_part_of_a_share_is_held_until_the_share_is_sent(how: dict[str, Any]) ->
         envs.send(part(actions, 0), [0])  # which is dropped at the end
 
 
-def test_shares_of_which_one_is_complete_are_told_apart() -> None:
-    factory = functools.partial(shares_of_chatty, 2)
-    with closing(envhub.make_vec(factory, 4, vector=True, num_workers=2)) as envs:
-        envs.reset(seed=1)
-        actions = envs.action_space.sample()
-        envs.send(part(actions, 0, 1, 2), [0, 1, 2])
-        assert envs.recv()[5].tolist() == [0, 2]
-        envs.send(part(actions, 3, 0), [3, 0])
-        assert envs.recv(min_envs=3)[5].tolist() == [1, 3]
-        envs.send(part(actions, 2), [2])
-        assert envs.recv()[5].tolist() == [0, 2]
-        envs.step(actions)
-
-
 def test_calls_reach_the_envs_and_a_method_of_the_vector_env_is_called_once() -> None:
     with closing(envhub.make_vec(vector_sims.chatty, 3, vector=True)) as envs:
         assert envs.call("double", 4) == (8, 9, 10) and envs.get_attr("number") == (0, 1, 2)
@@ -378,7 +364,7 @@ def test_ale_gives_what_it_gives_directly() -> None:
 
 
 @pytest.mark.long
-def test_ale_in_the_same_step_and_disabled_modes() -> None:
+def test_ale_in_the_same_step_mode() -> None:
     direct = make_vector("ale_py:ALE/Pong-v5", num_envs=3, autoreset_mode="SameStep", **SHORT)
     nothing = np.zeros(3, np.int64)
     with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, autoreset_mode="SameStep", **SHORT)) as envs:
@@ -398,13 +384,6 @@ def test_ale_in_the_same_step_and_disabled_modes() -> None:
             others = {key: value for key, value in found[4].items() if "final" not in key}
             assert_step((*found[:4], others), (*wanted[:4], infos), 3, "step")
         assert ended >= 3
-    with closing(envhub.make_vec("ale_py:ALE/Pong-v5", 3, vector=True, autoreset_mode="Disabled", **SHORT)) as envs:
-        envs.reset(seed=3)
-        done = np.zeros(3, bool)
-        while not done.all():
-            done = envs.step(nothing)[3]
-        envs.reset(options={"reset_mask": done})
-        assert not envs.step(nothing)[3].any()
 
 
 class OldVecEnv:

@@ -34,9 +34,7 @@ class Brittle(gym.Env[np.ndarray, int]):
         self.place, self.steps = np.zeros(width), 0
         self.held: list[bytes] = []
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.place, self.steps = self.np_random.normal(size=self.place.shape), 0
         if options and options.get("fail"):

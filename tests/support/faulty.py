@@ -47,9 +47,7 @@ class Faulty(gym.Env[np.ndarray, int]):
                 self.observation_space = spaces.Box(-1e9, 1e9, (4,), np.float64)
         time.sleep(build_s)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         for act in (options or {}).get("act", ()):
             self.act(act)

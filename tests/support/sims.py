@@ -36,9 +36,7 @@ class Counter(gym.Env[np.ndarray, int]):
         self.last_action: Any = None
         self.note = "unset"
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.count = 0
         return self.observation(), {}
@@ -94,9 +92,7 @@ class Draws(Counter):
 
     observation_space = spaces.Box(0.0, 1.0, (1,), np.float64)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         np.random.seed(seed)
         return super().reset(seed=seed, options=options)
 
@@ -148,9 +144,7 @@ class Leaky(Counter):
         self.mib = mib
         self.kept: list[np.ndarray] = []
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.kept.append(np.ones(self.mib << 20, np.uint8))
         return super().reset(seed=seed)[0], {"episodes": len(self.kept)}
 
@@ -258,9 +252,7 @@ class Shown(Naughty):
         super().__init__(render_mode="rgb_array")
         self.ready = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.ready = True
         return super().reset(seed=seed, options=options)
 
@@ -273,9 +265,7 @@ class Shown(Naughty):
 
 
 class BadReset(Counter):
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if options and options.get("fail"):
             raise KeyError("no reset today")
         return super().reset(seed=seed, options=options)

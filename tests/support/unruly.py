@@ -156,9 +156,7 @@ class Unruly(gym.Env[np.ndarray, int]):
         if act is not None:
             self.found = ACTS[act]()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         self._acts.update((options or {}).get("acts", {}))

@@ -43,29 +43,6 @@ def test_key_that_begins_with_a_hyphen_is_admitted_and_removed(tmp_path: Path) -
     assert KeyFolder(folder).names() == []
 
 
-def test_no_key_is_admitted_for_a_host_that_there_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("keys", "add", "alice", "--at", "bad host:5555", "--keys", str(tmp_path / "keys")) == 1
-    assert "'bad host' is no host" in capsys.readouterr().err and not (tmp_path / "keys").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("serve", "--keys", ""),
-        ("serve", "--config="),
-        ("keys", "add", "alice", "--keys", ""),
-    ],
-    ids=" ".join,
-)
-def test_empty_path_is_not_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == cli.EXIT_USAGE
-    found = capsys.readouterr()
-    assert "a path is not empty" in found.out + found.err and not [*tmp_path.iterdir()]
-
-
 @pytest.mark.parametrize(
     ("arguments", "way"),
     [
@@ -262,6 +239,10 @@ def test_help_shows_no_default_where_nothing_is_given(default: object, shown: st
             ["keys", "add", "a", "--keys", "new", "--at", "box"],
             "--at 'box' has no port; write HOST:PORT, such as simbox:",
         ),
+        (["keys", "add", "a", "--at", "bad host:5555", "--keys", "new"], "'bad host' is no host"),
+        (["keys", "add", "a", "--keys", ""], "a path is not empty"),
+        (["serve", "--keys", ""], "a path is not empty"),
+        (["serve", "--config="], "a path is not empty"),
         (["keys", "list", "--keys", "none"], "there is no folder none; `envhub keys add NAME --keys DIR` makes one"),
         (["keys", "list", "--keys", "file"], "there is no folder file; `envhub keys add NAME --keys DIR` makes one"),
         (

@@ -282,17 +282,20 @@ class OneHub:
     def settle(self) -> bool:
         return bool(self.outstanding)
 
+    def _begin(self, what: str) -> None:
+        self.begun.append(what)
+
     def begin_reset(self, reset: Reset) -> None:
         assert not self.outstanding, "the hub refuses this"
-        self.begun.append("reset")
+        self._begin("reset")
 
     def begin_step(self, codes: bytes, arrays: Any, out_of_band: bytes) -> None:
-        self.begun.append(f"step {arrays[0].tolist()}")
+        self._begin(f"step {arrays[0].tolist()}")
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
         assert not self.outstanding_rows[env_ids].any()
-        self.begun.append(f"rows {env_ids.tolist()} {arrays[0].tolist()}")
         self.outstanding_rows[env_ids] = True
+        self._begin(f"rows {env_ids.tolist()} {arrays[0].tolist()}")
 
     def ask_rows(self) -> None:
         pass
@@ -322,15 +325,16 @@ class OneHub:
         self.outstanding_rows[env_ids] = False
 
 
-class Interrupted(OneHub):
-    """A lane at whose first wait the program is interrupted."""
+class RaisesOnce(OneHub):
+    """A lane whose first wait raises."""
 
-    waits = 0
+    def __init__(self, first: float, error: BaseException) -> None:
+        super().__init__(first)
+        self.errors = [error]
 
     def wait(self, timeout: float | None, into: Any = None) -> Batch:
-        self.waits += 1
-        if self.waits == 1:
-            raise KeyboardInterrupt
+        if self.errors:
+            raise self.errors.pop()
         return super().wait(timeout, into)
 
 
@@ -638,21 +642,10 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
 class Cut(OneHub):
     """A lane with an interrupt after the first request was begun."""
 
-    def _interrupt(self) -> None:
+    def _begin(self, what: str) -> None:
+        super()._begin(what)
         if len(self.begun) == 1:
             raise KeyboardInterrupt
-
-    def begin_reset(self, reset: Reset) -> None:
-        super().begin_reset(reset)
-        self._interrupt()
-
-    def begin_step(self, codes: bytes, arrays: Any, out_of_band: bytes) -> None:
-        super().begin_step(codes, arrays, out_of_band)
-        self._interrupt()
-
-    def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Any) -> None:
-        super().begin_rows(env_ids, codes, arrays)
-        self._interrupt()
 
 
 @pytest.mark.parametrize("request_of_all", [Lost.step, Lost.reset])
@@ -733,7 +726,7 @@ def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
 
 
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
-    lost, other = Lost(), Interrupted(50.0)
+    lost, other = Lost(), RaisesOnce(50.0, KeyboardInterrupt())
     lane = lane_of(lost.lane, other, recovery=RECOVERY)
     lane._has_lost = True
     actions = [np.concatenate([ACTIONS, ACTIONS])]
@@ -774,21 +767,10 @@ def test_results_are_in_two_buffers_in_turn_without_copy() -> None:
     assert first is third is not second and first.ravel().tolist() == [0, 1, 2, 10, 11, 12]
 
 
-class Silent(OneHub):
-    """A hub that does not answer a first wait."""
-
-    waits = 0
-
-    def wait(self, timeout: float | None, into: Any = None) -> Batch:
-        self.waits += 1
-        if self.waits == 1:
-            raise HubTimeout("no answer yet")
-        return super().wait(timeout, into)
-
-
 @pytest.mark.parametrize(("patience_s", "silence_s"), [(9.0, 9.0), (0.0, SILENCE_S_MIN)])
 def test_hub_may_be_silent_as_long_as_others_wait_for_its_rows(patience_s: float, silence_s: float) -> None:
-    lane = lane_of(Silent(0.0), OneHub(10.0), recovery=SimpleNamespace(patience_s=patience_s, is_only_hub=False))
+    silent = RaisesOnce(0.0, HubTimeout("no answer yet"))
+    lane = lane_of(silent, OneHub(10.0), recovery=SimpleNamespace(patience_s=patience_s, is_only_hub=False))
     looks: list[float] = []
     cast(Any, lane.parts[0].connection).check_reach = looks.append
     assert stepped(lane).size == 6 and looks == [silence_s]

@@ -14,6 +14,7 @@ from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
+from test_federation import OneHub
 
 from envhub.errors import AccessDenied, EnvHubError, HubLost, HubTimeout, RemoteProtocolError
 from envhub.protocol.messages import Reset
@@ -23,45 +24,31 @@ from envhub.values.leaf import Leaf
 ROWS = 3
 
 
-class Hub:
+class Hub(OneHub):
     """A lane whose envs count their steps from ``first``, until it is ``lost``. The first step of a new env is none.
 
     It shows 7 before it has anything else, and with ``disabled`` before a reset.
     """
 
-    name = "wire"
-    num_envs = ROWS
     leaves = (Leaf("<i8", ()),)
 
     def __init__(self, first: int, has_object_leaves: bool = False, disabled: bool = False) -> None:
-        self.first, self.has_object_leaves, self.disabled = first, has_object_leaves, disabled
+        super().__init__(first)
+        self.has_object_leaves, self.disabled = has_object_leaves, disabled
         self.counts = np.full(ROWS, first)
         self.new = np.full(ROWS, first > 0)
         self.invalid = np.zeros(ROWS, bool)
         self.shows = np.full(ROWS, 7)
         self.returned = np.zeros(ROWS, int)  # what the envs were seen to show last
         self.lost: EnvHubError | None = None
-        self.posted: list[str] = []
-        self.sent = np.zeros(ROWS, bool)
         self.interrupts = 0  # once something was begun
 
     def _check(self, what: str) -> None:
-        if self.lost is not None:
-            raise self.lost
-        self.posted.append(what)
+        self.ask_rows()
+        self.begun.append(what)
 
     def breach(self, row: int, what: str) -> None:
         raise RemoteProtocolError(what)
-
-    @property
-    def progress(self) -> tuple[int, ...]:
-        return (len(self.posted),)
-
-    def settle(self) -> bool:
-        return bool(self.sent.any())
-
-    def confirm_rows(self, timeout: float | None) -> None:
-        pass
 
     def begin_reset(self, reset: Reset) -> None:
         self._check("reset")
@@ -89,7 +76,7 @@ class Hub:
             self.new[rows] = False
         self.shows[rows] = np.where(self.invalid[rows], self.shows[rows], self.counts[rows])
 
-    def _batch(self, env_ids: np.ndarray) -> Batch:
+    def _batch(self, env_ids: np.ndarray, into: Any = None) -> Batch:
         self.returned[env_ids] = self.shows[env_ids]
         told = codec.encode({"invalid_transition": True})
         rows = [
@@ -102,9 +89,8 @@ class Hub:
         flags = np.zeros(len(env_ids), bool)
         return Batch([self.shows[env_ids]], np.ones(len(env_ids)), flags, flags.copy(), rows, [], env_ids)
 
-    def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        if self.lost is not None:
-            raise self.lost
+    def wait(self, timeout: float | None, into: Any = None) -> Batch:
+        self.ask_rows()
         batch = self._batch(np.arange(ROWS))._replace(env_ids=None)
         if into is not None:
             into[0][...] = batch.observations[0]
@@ -113,35 +99,15 @@ class Hub:
     def last_observations(self) -> list[np.ndarray]:
         return [self.returned.copy()]
 
-    @property
-    def are_outstanding(self) -> np.ndarray:
-        return self.sent
-
-    @property
-    def outstanding(self) -> int:
-        return int(self.sent.sum())
-
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: list[np.ndarray]) -> None:
         self._check("send")
         assert len(arrays[0]) == len(env_ids)
         self._step(env_ids)
-        self.sent[env_ids] = True
+        self.outstanding_rows[env_ids] = True
 
     def ask_rows(self) -> None:
         if self.lost is not None:
             raise self.lost
-
-    def done_rows(self) -> int:
-        return self.outstanding
-
-    def descriptors(self) -> Sequence[int]:
-        return ()
-
-    def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        return self._batch(np.flatnonzero(self.sent))
-
-    def taken(self, env_ids: np.ndarray) -> None:
-        self.sent[env_ids] = False
 
 
 class Hubs:

@@ -34,9 +34,7 @@ class Synthetic(gymnasium.Env[np.ndarray, np.int64]):
         self._observation = self.observation_space.sample()
         self._steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return self._observation, {}

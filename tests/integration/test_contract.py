@@ -113,10 +113,8 @@ def test_what_no_codec_carries_arrives_as_its_repr_and_is_listed(
     envs.reset()
     for _ in range(2):
         *_, infos = envs.step([0, 0])
-        assert infos["held"]["lock"][1].startswith("<unlocked _thread.lock") and infos["held"]["count"].tolist() == [
-            1,
-            1,
-        ]
+        assert infos["held"]["lock"][1].startswith("<unlocked _thread.lock")
+        assert infos["held"]["count"].tolist() == [1, 1]
     assert list(envs.represented) == ["infos['held']['lock']", "infos['held']['all'][1]"]
     told = [record.message.split(" cannot")[0] for record in caplog.records if " cannot" in record.message]
     assert told == [f"{place} of env 0" for place in envs.represented]

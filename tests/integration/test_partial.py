@@ -19,7 +19,6 @@ import psutil
 import pytest
 import sims
 from envhub_client.private_hub.process import private_hub
-from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, lives, stopped, wait_until
 
@@ -175,43 +174,6 @@ def test_observations_of_a_reset_that_is_received_are_the_callers_own(how: dict[
         for _ in range(3):
             envs.step([0, 0, 0])
         assert kept[:, 0].tolist() == [0, 0, 0]
-
-
-class Wordy(gym.Env[Any, Any]):
-    """Observes words; its infos are too large for the arena on every other step."""
-
-    observation_space = spaces.Dict({"n": spaces.Discrete(1000), "word": spaces.Text(9)})
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-
-    def __init__(self, number: int) -> None:
-        self.number, self.count = number, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return {"n": self.number, "word": "start"}, {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        big = "x" * (9000 if self.count % 2 else 3) + str(self.number)
-        return {"n": self.number, "word": f"{self.number}-{self.count}"}, float(action[0]), False, False, {"big": big}
-
-
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_words_and_large_infos_belong_to_their_envs(lane: str) -> None:
-    envs = envhub.make_vec([lambda number=number: Wordy(number) for number in range(5)], num_workers=2, lane=lane)
-    envs.reset()
-    counts = np.zeros(5, int)
-    free = list(range(5))
-    rng = np.random.default_rng(1)
-    for _ in range(60):
-        if free:
-            envs.send(np.tile(np.array(free, np.float32)[:, np.newaxis], 2), free)
-        observations, rewards, *_, infos, env_ids = envs.recv(min_envs=int(rng.integers(1, 4)))
-        free = env_ids.tolist()
-        counts[free] += 1
-        assert observations["n"].tolist() == rewards.tolist() == free
-        assert observations["word"] == tuple(f"{env}-{counts[env]}" for env in free)
-        assert [text[-1] for text in infos["big"]] == [str(env) for env in free] and len(infos["_big"]) == len(free)
-    envs.close()
 
 
 def test_views_hold_where_parts_come_in_between() -> None:

@@ -21,7 +21,6 @@ from hubs import serve
 
 import envhub
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 SUPPORT = str(Path(sims.__file__).parent)
 
 
@@ -48,24 +47,6 @@ def printed(ran: subprocess.CompletedProcess[str]) -> Any:
 
 
 # --- numbers of threads -----------------------------------------------------------------------------------------------
-
-OF_THREADS = """
-import json, sys
-sys.path.append({support!r})
-import sims, envhub
-envs = envhub.make_vec(sims.Counter, 1)
-print(json.dumps([envs.call("environment", name)[0] for name in {names}]))
-envs.close()
-"""
-
-
-@pytest.mark.long
-def test_numbers_of_threads_that_the_program_has_set_are_kept(tmp_path: Path) -> None:
-    program = OF_THREADS.format(support=SUPPORT, names=THREADS)
-    own = {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": ""}
-    found = dict(zip(THREADS, printed(run(tmp_path, program, environ=own)), strict=True))
-    assert {name: found[name] for name in own} == own
-    assert found["NUMEXPR_NUM_THREADS"] == "1"
 
 
 @pytest.mark.long

@@ -64,6 +64,13 @@ def failures(envs: envhub.HubVectorEnv, count: int) -> list[envhub.EnvFailure]:
     return found[:count]
 
 
+def failed(address: str | None, cause: str, **options: Any) -> envhub.EnvFailure:
+    """The first failure of such envs, which have ended since."""
+    with made(address, cause, **options) as envs:
+        envs.reset(seed=3)
+        return failures(envs, 1)[0]
+
+
 def files_in(folder: Path) -> list[Path]:
     return [path for path, _ in replay.files_in(folder)]
 
@@ -103,9 +110,7 @@ def test_failed_env_fails_alike_when_it_is_run_again(cause: str, address: str | 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "mode", [AutoresetMode.SAME_STEP, pytest.param(AutoresetMode.DISABLED, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_failed_env_fails_alike_in_every_autoreset_mode(mode: AutoresetMode, address: str | None) -> None:
     with made(address, "exception", 3, num_workers=1, autoreset_mode=mode, rate=0.02) as envs:
         envs.reset(seed=3)
@@ -223,9 +228,7 @@ def test_actions_of_no_fixed_size_are_given_again() -> None:
 
 
 def test_env_that_draws_what_no_seed_decides_fails_otherwise(address: str | None) -> None:
-    with made(address, "exception", unlike=True, width=1, rate=0.05) as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
+    failure = failed(address, "exception", unlike=True, width=1, rate=0.05)
     verdict = run(failure)
     assert not verdict.alike and " before" in verdict.text
 
@@ -253,13 +256,10 @@ def test_worker_is_set_up_again_by_the_name_of_what_did_it() -> None:
 
 
 def test_file_holds_data_only(address: str | None) -> None:
-    with made(address, "exit") as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
-        blob = written_replay(failure.replay).read_bytes()
-        found = replay_file.unpack(blob)
-        assert not any(found.build[name] for name in ("factories", "registrations", "environ", "authkey", "runner"))
-        assert (found.cause, found.ended) == ("crash", "status 3")
+    blob = written_replay(failed(address, "exit").replay).read_bytes()
+    found = replay_file.unpack(blob)
+    assert not any(found.build[name] for name in ("factories", "registrations", "environ", "authkey", "runner"))
+    assert (found.cause, found.ended) == ("crash", "status 3")
 
 
 class Touches:
@@ -273,10 +273,8 @@ class Touches:
 
 
 def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
-    with made(None, "exit") as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
-        found = codec.decode(written_replay(failure.replay).read_bytes())
+    failure = failed(None, "exit")
+    found = codec.decode(written_replay(failure.replay).read_bytes())
     touched, file = tmp_path / "touched", tmp_path / "foreign.replay"
     pickled = pickle.dumps(Touches(touched))
     changes: list[dict[str, Any]] = [
@@ -306,9 +304,7 @@ def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_commands_list_replays_and_run_them() -> None:
-    with made(None, "exit") as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
+    failure = failed(None, "exit")
     written_replay(failure.replay)
     rows = [line.split("\t") for line in command("replays").stdout.splitlines()]
     (row,) = (row for row in rows if row[0] == failure.replay)
@@ -326,9 +322,7 @@ def test_commands_list_replays_and_run_them() -> None:
 
 @pytest.mark.long
 def test_file_from_elsewhere_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:
-    with made(None, "exit") as envs:
-        envs.reset(seed=3)
-        (failure,) = failures(envs, 1)
+    failure = failed(None, "exit")
     own, elsewhere, linked = written_replay(failure.replay), tmp_path / "sent.replay", FOLDER / "linked.replay"
     elsewhere.write_bytes(own.read_bytes())
     linked.symlink_to(elsewhere)

@@ -109,20 +109,17 @@ class Run:
     Attributes:
         ended: how many episodes each env has ended.
         pids: the processes that each env has had.
-        most_bytes: the most memory that a worker was seen to have.
-        step_s: how long it waits after each step.
     """
 
     def __init__(self, envs: envhub.HubVectorEnv, length: int) -> None:
         self.envs, self.length = envs, length
         self.ended = np.zeros(envs.num_envs, int)
         self.pids: list[set[int]] = [set() for _ in range(envs.num_envs)]
-        self.most_bytes, self.step_s = 0, 0.0
         self.last = envs.reset(seed=1)[0][:, 0]
 
-    def until(self, episodes: int, seconds: float = 60.0) -> None:
+    def until(self, episodes: int) -> None:
         """Step until each env has ended so many episodes."""
-        end_s, watched_s = time.monotonic() + seconds, 0.0
+        end_s = time.monotonic() + 60
         while self.ended.min() < episodes:
             assert time.monotonic() < end_s
             observations, rewards, terminations, truncations, infos = self.envs.step([1] * self.envs.num_envs)
@@ -136,14 +133,6 @@ class Run:
             self.ended += terminations
             for row, pid in enumerate(observations[:, 1]):
                 self.pids[row].add(int(pid))
-            if time.monotonic() > watched_s + 0.2:
-                watched_s = time.monotonic()
-                now_bytes = max(map(memory_bytes, observations[:, 1].astype(int).tolist()))
-                self.most_bytes = max(self.most_bytes, now_bytes)
-                # A busy machine takes seconds to make a spare; meanwhile the envs step, and leak, more slowly.
-                self.step_s = 0.05 if now_bytes > 1000 * MIB else 0.0
-            if self.step_s:
-                time.sleep(self.step_s)
 
     def until_recycled(self, processes: int) -> None:
         """Step until each env has had so many processes."""
@@ -160,18 +149,6 @@ def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None) 
             with envhub.connect(address) as client:
                 (session,) = (each for each in client.sessions() if each["env"] == "leaky")
                 assert session["restarts"] == 0 and session["recycled"] >= 4
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_memory_stays_flat_through_two_thousand_episodes_that_leak_ten_megabytes(lane: str) -> None:
-    with closing(envhub.make_vec(partial(sims.Leaky, 5, 10), 2, recycle={"episodes": 20}, lane=lane)) as envs:
-        assert envs.num_workers == 2
-        run = Run(envs, length=5)
-        run.until(1000, seconds=500)
-        assert run.ended.sum() >= 2000 and sum(map(len, run.pids)) >= 10
-        assert run.most_bytes < 2500 * MIB  # of 10,000 that each env has leaked; episodes take milliseconds here
 
 
 @pytest.mark.long
@@ -198,22 +175,18 @@ def test_env_that_is_reset_within_a_step_is_cut_when_it_is_recycled(address: str
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("lane", "mode", "recycle", "steps"),
+    ("lane", "recycle", "steps"),
     [
-        ("auto", "NextStep", {"episodes": 40}, 600),
-        pytest.param("wire", "NextStep", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
-        pytest.param("auto", "NextStep", {"age_s": 0.3}, 1200, marks=pytest.mark.chaos),
-        pytest.param("wire", "Disabled", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
-        pytest.param("auto", "Disabled", {"memory_bytes": 200 * MIB}, 1200, marks=pytest.mark.chaos),
+        ("auto", {"episodes": 40}, 600),
+        pytest.param("wire", {"episodes": 40}, 1200, marks=pytest.mark.chaos),
+        pytest.param("auto", {"memory_bytes": 200 * MIB}, 1200, marks=pytest.mark.chaos),
     ],
 )
-def test_several_envs_of_a_worker_are_cut_when_it_is_recycled(
-    lane: str, mode: str, recycle: dict[str, float], steps: int
-) -> None:
+def test_several_envs_of_a_worker_are_cut_when_it_is_recycled(lane: str, recycle: dict[str, float], steps: int) -> None:
     """Eight envs whose episodes have 7 to 35 steps leak 2 MiB in each, which is 1 MiB a step."""
     factories = [partial(sims.Leaky, 7 + 4 * number, 2) for number in range(8)]
     lengths = np.array([7 + 4 * number for number in range(8)])
-    with closing(envhub.make_vec(factories, num_workers=1, recycle=recycle, lane=lane, autoreset_mode=mode)) as envs:
+    with closing(envhub.make_vec(factories, num_workers=1, recycle=recycle, lane=lane)) as envs:
         last, ended = envs.reset(seed=1)[0][:, 0], np.zeros(8, bool)
         pids, cuts, begun_s, step_s = set(), 0, time.monotonic(), 0.002
         first_bytes, most_bytes = memory_bytes(envs.call("pid")[0]), 0
@@ -222,10 +195,6 @@ def test_several_envs_of_a_worker_are_cut_when_it_is_recycled(
         for step in itertools.count():
             if step >= steps and (len(pids) >= enough or time.monotonic() > end_s):
                 break
-            if mode == "Disabled" and ended.any():
-                shown = envs.reset(options={"reset_mask": ended})[0][:, 0]
-                assert shown.tolist() == np.where(ended, 0, last).tolist()
-                last, ended = shown, np.zeros(8, bool)
             observations, _, terminations, truncations, infos = envs.step([1] * 8)
             expected = np.where(truncations, last, np.where(ended, 0, last + 1))
             assert observations[:, 0].tolist() == expected.tolist()

@@ -86,11 +86,8 @@ def test_failing_step_and_the_one_after_it_obey_the_autoreset_mode(address: str 
         seen, _, _, truncations, infos = step(envs, KILL, 0, 0)
         assert seen[:, 0].tolist() == [1, 2, 2] and truncations.tolist() == [True, False, False]
         if mode == "SameStep":
-            assert infos["final_obs"][0].tolist() == seen[0].tolist() and infos["_final_obs"].tolist() == [
-                True,
-                False,
-                False,
-            ]
+            assert infos["final_obs"][0].tolist() == seen[0].tolist()
+            assert infos["_final_obs"].tolist() == [True, False, False]
         else:
             assert "final_obs" not in infos
         if mode == "Disabled":

@@ -149,33 +149,19 @@ def test_login_without_an_input_is_told_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("line", "is_plain"),
+    "line",
     [
-        ("", True),
-        ("tcp://127.0.0.1:1", True),
-        ("ipc:///tmp/hub.sock --timeout 3", True),
-        ("ssh://box --timeout 0.25", True),
-        ("--timeout 007.50", True),
-        ("ipc://@name --timeout 123456789", True),
-        ("envhub://key@box:1", True),
-        ("--timeout=3 tcp://127.0.0.1:1", False),
-        ("--timeout 3 tcp://127.0.0.1:1", False),
-        ("--address tcp://127.0.0.1:1", False),
-        ("tcp://127.0.0.1:1 --timeout 1e3", False),
-        ("tcp://127.0.0.1:1 --timeout 1_0", False),
-        ("tcp://127.0.0.1:1 5", False),
-        ("box", False),
-        ("none", False),
+        *("", "tcp://127.0.0.1:1", "ipc:///tmp/hub.sock --timeout 3", "ssh://box --timeout 0.25"),
+        *("--timeout 007.50", "ipc://@name --timeout 123456789", "envhub://key@box:1"),
     ],
 )
-def test_health_reads_a_plain_command_line_as_the_parser_does(line: str, is_plain: bool) -> None:
+def test_health_reads_a_plain_command_line_as_the_parser_does(line: str) -> None:
     plain = cli.plain_arguments(["health", *line.split()])
-    assert (plain is not None) == is_plain
-    if plain is not None:
-        command, bound, unknown = commands.app.parse_args(["health", *line.split()], print_error=False)[:3]
-        bound.apply_defaults()
-        assert command is hubs.health and not unknown
-        assert (plain.address, plain.timeout) == (bound.arguments["address"], bound.arguments["timeout"])
+    assert plain is not None
+    command, bound, unknown = commands.app.parse_args(["health", *line.split()], print_error=False)[:3]
+    bound.apply_defaults()
+    assert command is hubs.health and not unknown
+    assert (plain.address, plain.timeout) == (bound.arguments["address"], bound.arguments["timeout"])
 
 
 @pytest.mark.parametrize(
@@ -183,7 +169,15 @@ def test_health_reads_a_plain_command_line_as_the_parser_does(line: str, is_plai
     [
         *("", "--help", "ls", "healthy", "HEALTH", "health --help", "health --", "health --timeout 0", "health -h"),
         *("health --timeout 0.0", "health --timeout -1", "health --timeout nan", "health --timeout", "health --nope"),
-        *("health --timeout 3 3", "health tcp://a:1 tcp://a:2", "health --x://y", "health --timeout ٣"),
+        *("health --timeout=3 tcp://127.0.0.1:1", "health --timeout 3 tcp://127.0.0.1:1", "health tcp://127.0.0.1:1 5"),
+        *("health --address tcp://127.0.0.1:1", "health tcp://127.0.0.1:1 --timeout 1e3", "health box", "health none"),
+        *(
+            "health tcp://127.0.0.1:1 --timeout 1_0",
+            "health --timeout 3 3",
+            "health tcp://a:1 tcp://a:2",
+            "health --x://y",
+            "health --timeout ٣",
+        ),
     ],
 )
 def test_health_leaves_any_other_command_line_to_the_parser(line: str) -> None:

@@ -73,19 +73,6 @@ class Kinds(gymnasium.Env[Any, Any]):
         return self._observed(), float(action), self.steps == 7, self.steps % 5 == 0, info
 
 
-class Bounded(gymnasium.Env[Any, Any]):
-    """Its spaces have bounds of its own, and the same shapes as those of others."""
-
-    def __init__(self, row: int) -> None:
-        self.observation_space, self.action_space = Box(-1.0 - row, 1.0 + row, (2,)), Discrete(2 + row)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.full(2, action, np.float32), 1.0, False, False, {}
-
-
 class Composed(gymnasium.Env[Any, Any]):
     """Takes composed actions; episodes of three steps."""
 

@@ -367,15 +367,3 @@ def test_workers_do_not_import_torch() -> None:
         own = worker_pids() - before
         assert own
         assert not [pid for pid in own if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
-
-
-def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
-    factories = [functools.partial(framework_envs.Bounded, row) for row in range(3)]
-    found = []
-    for kind in (SubprocVecEnv, HubVecEnv):
-        with contextlib.closing(kind(factories)) as envs:
-            envs.reset()
-            observations = envs.step(np.array([1, 2, 3]))[0]
-            spaces = envs.observation_space, envs.action_space, envs.get_attr("action_space")
-            found.append((spaces, observations.tolist()))
-    assert found[0] == found[1]

@@ -155,11 +155,6 @@ def test_attributes_are_those_of_subproc_vector_env(
     assert_same(found, wanted, asked)
 
 
-def test_method_as_an_attribute_is_called_in_the_hub(both: tuple[BaseVectorEnv, BaseVectorEnv]) -> None:
-    methods = both[0].get_env_attr("method", [2, 0])
-    assert [method(2, plus=1) for method in methods] == [7, 7]
-
-
 def test_env_that_seeds_itself_is_seeded_so() -> None:
     with (
         contextlib.closing(HubVectorEnv([framework_envs.Seeded] * 3)) as ours,
@@ -342,17 +337,6 @@ def test_env_that_is_named_twice_is_reset_once() -> None:
 
 
 # --- envs that differ -------------------------------------------------------------------------------------------------
-
-
-def test_envs_whose_bounds_differ_are_taken_as_upstream_takes_them() -> None:
-    factories = [functools.partial(framework_envs.Bounded, row) for row in range(3)]
-    found = []
-    for kind in (SubprocVectorEnv, HubVectorEnv):
-        with contextlib.closing(kind(factories)) as envs:
-            envs.reset()
-            observations = envs.step(np.array([1, 2, 3]))[0]
-            found.append((envs.observation_space, envs.action_space, observations.tolist()))
-    assert found[0] == found[1]
 
 
 def of_other_shapes(acts: bool = False, count: int = NUM_ENVS) -> list[Callable[[], gymnasium.Env[Any, Any]]]:

@@ -206,11 +206,6 @@ def held(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def hub_of(envs: envhub.HubVectorEnv, hub: ServedHub) -> int:
-    """The process of the hub of these envs."""
-    return private_hub().pid if envs.address is None else hub.process.pid
-
-
 def received(envs: envhub.HubVectorEnv) -> dict[int, Any]:
     """What every env that is under way gives: the steps that it has observed, or of which of its rows its death is."""
     found: dict[int, list[Any]] = defaultdict(list)
@@ -267,7 +262,7 @@ def _death(
         if sent == "before the end":
             envs.send([0], [2])
         if sent == "before the hub knows":
-            with held(hub_of(envs, hub)):
+            with held(private_hub().pid if envs.address is None else hub.process.pid):
                 worker.kill()
                 assert wait_until(lambda: not lives(worker))
                 sending.start()

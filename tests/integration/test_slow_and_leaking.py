@@ -103,48 +103,26 @@ def test_spare_has_the_device_of_the_worker_whose_place_it_takes() -> None:
             envs.reset()
 
 
-class Run:
-    """Episodes of ``Leaky``, checked step by step: none is cut short, and every step is one of an env.
-
-    Attributes:
-        ended: how many episodes each env has ended.
-        pids: the processes that each env has had.
-    """
-
-    def __init__(self, envs: envhub.HubVectorEnv, length: int) -> None:
-        self.envs, self.length = envs, length
-        self.ended = np.zeros(envs.num_envs, int)
-        self.pids: list[set[int]] = [set() for _ in range(envs.num_envs)]
-        self.last = envs.reset(seed=1)[0][:, 0]
-
-    def until(self, episodes: int) -> None:
-        """Step until each env has ended so many episodes."""
-        end_s = time.monotonic() + 60
-        while self.ended.min() < episodes:
-            assert time.monotonic() < end_s
-            observations, rewards, terminations, truncations, infos = self.envs.step([1] * self.envs.num_envs)
-            assert not truncations.any() and "env_failure" not in infos
-            counts = observations[:, 0]
-            reset = self.last == self.length
-            assert counts.tolist() == np.where(reset, 0, self.last + 1).tolist()
-            assert rewards.tolist() == np.where(reset, 0, 1).tolist()
-            assert terminations.tolist() == (counts == self.length).tolist()
-            self.last = counts
-            self.ended += terminations
-            for row, pid in enumerate(observations[:, 1]):
-                self.pids[row].add(int(pid))
-
-    def until_recycled(self, processes: int) -> None:
-        """Step until each env has had so many processes."""
-        end_s = time.monotonic() + 60
-        while min(map(len, self.pids)) < processes:
-            assert time.monotonic() < end_s
-            self.until(int(self.ended.min()) + 1)
+def step_until_recycled(envs: envhub.HubVectorEnv, length: int, processes: int) -> None:
+    """Step ``Leaky`` envs until each has had so many processes: no episode is cut short, and no step is left out."""
+    pids: list[set[int]] = [set() for _ in range(envs.num_envs)]
+    last, end_s = envs.reset(seed=1)[0][:, 0], time.monotonic() + 60
+    while min(map(len, pids)) < processes:
+        assert time.monotonic() < end_s
+        observations, rewards, terminations, truncations, infos = envs.step([1] * envs.num_envs)
+        assert not truncations.any() and "env_failure" not in infos
+        counts, reset = observations[:, 0], last == length
+        assert counts.tolist() == np.where(reset, 0, last + 1).tolist()
+        assert rewards.tolist() == np.where(reset, 0, 1).tolist()
+        assert terminations.tolist() == (counts == length).tolist()
+        last = counts
+        for row, pid in enumerate(observations[:, 1]):
+            pids[row].add(int(pid))
 
 
 def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None) -> None:
     with closing(make(sims.Leaky, 2, address, num_workers=2, recycle={"episodes": 10})) as envs:
-        Run(envs, length=5).until_recycled(3)
+        step_until_recycled(envs, length=5, processes=3)
         if address is not None:
             with envhub.connect(address) as client:
                 (session,) = (each for each in client.sessions() if each["env"] == "leaky")
@@ -155,7 +133,7 @@ def test_leaking_env_is_recycled_and_nothing_is_seen_of_it(address: str | None) 
 def test_worker_is_recycled_that_has_much_memory_or_is_old() -> None:
     for recycle in ({"memory_bytes": 200 * MIB}, {"age_s": 0.5}):
         with closing(envhub.make_vec(partial(sims.Leaky, 5, 2), recycle=recycle)) as envs:
-            Run(envs, length=5).until_recycled(3)
+            step_until_recycled(envs, length=5, processes=3)
 
 
 def test_env_that_is_reset_within_a_step_is_cut_when_it_is_recycled(address: str | None) -> None:

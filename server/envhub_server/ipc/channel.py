@@ -71,7 +71,6 @@ class Channel:
         return bool(self._outgoing)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send a control message; a non-blocking socket keeps what it cannot send now."""
         # A process that was forked from the one that made the channel ends here. C code may fork without the
         # interpreter's knowledge, so this is checked at every message.
         if os.getpid() != self._pid:
@@ -156,7 +155,6 @@ class Channel:
         return messages
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next ``count`` received descriptors, moved up; the caller owns them."""
         taken = self._reader.take(count)
         if len(taken) != count:
             raise ChannelClosed(f"{count} descriptors expected, {len(taken)} came")

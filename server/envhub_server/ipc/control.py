@@ -175,13 +175,11 @@ class ArenaDescriptors(NamedTuple):
 class MapArena(Frozen):
     """Hub to worker, with ``ArenaDescriptors``: map this arena, and begin a trace."""
 
-    # The spaces are those of the session's first env; the spaces of the worker's envs must match them.
-
     num_envs: int
     observation_leaves: List[List[Any]]
     action_leaves: List[List[Any]]
     info_bytes: int
-    observation_space: bytes
+    observation_space: bytes  # of the session's first env, as the next; those of the worker's envs must match them
     action_space: bytes
     observation_mode: str
     spin_us: int
@@ -217,9 +215,7 @@ class EpisodesDone(Frozen):
 class Leave(Frozen):
     """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then."""
 
-    # With ``cut`` it does so at once; the next step of each env that is in an episode is a truncation.
-
-    cut: bool = False
+    cut: bool = False  # do so at once; the next step of each env that is in an episode is a truncation
 
 
 class Left(Frozen):
@@ -332,11 +328,9 @@ class RowFailed(Frozen):
 class ListNames(Frozen):
     """Hub to worker: import ``modules``, send the ids in Gymnasium's registry, then what is wrong with factories."""
 
-    # Every factory of ``entries`` is written ``module:factory``. With ``rendering`` the worker tries that, too.
-
     modules: List[str]
-    entries: List[str] = field(default_factory=list)
-    rendering: str = ""
+    entries: List[str] = field(default_factory=list)  # the factories, each as ``module:factory``
+    rendering: str = ""  # how to draw, which the worker tries, too; empty for nothing
 
 
 class RenderingTried(Frozen):
@@ -348,11 +342,9 @@ class RenderingTried(Frozen):
 class FactoryFailed(Frozen):
     """Worker to hub: a factory cannot be made. ``missing`` says that its package is there, and does not have it."""
 
-    # ``remedy`` says, after ``why``, where a package is missing and how to install it; empty where none is.
-
     entry: str
     why: str
-    remedy: str = ""
+    remedy: str = ""  # after ``why``: where a package is missing and how to install it; empty where none is
     missing: bool = True
 
 
@@ -374,7 +366,6 @@ CONTROL: Dict[str, Type[Any]] = {
 
 
 def pack(message: object) -> List[bytes]:
-    """The bytes of a control message, in pieces to be sent one by one."""
     # In pieces, because the bytes that the hub sends to every worker, such as a call's arguments, then exist only once.
     return codec.encode_call(type(message).__name__, as_map(message))
 

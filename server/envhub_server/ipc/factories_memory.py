@@ -57,10 +57,8 @@ def _write(descriptor: int, content: bytes) -> None:
 
 @contextlib.contextmanager
 def pickle_of(descriptor: int, row: int) -> Iterator[tuple[memoryview, bool]]:
-    """The pickle of this row's factory in such memory, mapped within the context, and whether it is that of one only.
-
-    It is mapped and not read: the pickle of much data is no memory of the process.
-    """
+    """The pickle of this row's factory in such memory, mapped within the context, and whether it has no other."""
+    # It is mapped and not read: the pickle of much data is no memory of the process.
     with contextlib.closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as memory:
         (count,) = _COUNT.unpack_from(memory)
         begin, end = _PLACE.unpack_from(memory, _COUNT.size + _PLACE.size * (row if count else 0))

@@ -40,13 +40,11 @@ def on_this_machine() -> str:
 
 
 def package_of(module: str) -> str:
-    """The package that has this module, as far as that is known: by its name."""
     top = module.partition(".")[0]
     return PACKAGES.get(top, top)
 
 
 def install(program: str, package: str, *options: str) -> str:
-    """The command that installs a package for this interpreter."""
     return f"{shlex.quote(program)} -m pip install {' '.join([*options, shlex.quote(package)])}"
 
 

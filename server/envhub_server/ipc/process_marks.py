@@ -60,7 +60,6 @@ class Mark:
         self.hub = os.environ[VARIABLE].partition(":")[0]
 
     def renew(self, worker: int) -> None:
-        """Mark this process, and all processes that it will start, as that worker's."""
         _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
         with contextlib.suppress(ValueError, OSError):  # the hard limit is lower
             resource.setrlimit(resource.RLIMIT_RTTIME, (_hub_number(self.hub) * PIDS + worker, hard))
@@ -129,10 +128,8 @@ def children(pid: int) -> list[int]:
 
 
 def memory_bytes(*pids: int) -> int:
-    """The resident memory of these processes and their descendants, without files and shared memory such as the arena.
-
-    Pages that a worker shares with its zygote count, some tens of megabytes. A process that has ended counts as 0.
-    """
+    """The resident memory of these processes and their descendants, without files and shared memory."""
+    # Pages that a worker shares with its zygote count, some tens of megabytes. A process that has ended counts as 0.
     total, family = 0, [*pids]
     for each in family:  # the list grows during the loop
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{each}/statm", "rb") as file:
@@ -188,9 +185,6 @@ def own_folder() -> str:
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return ""
-
-
-# --- settings of this process -----------------------------------------------------------------------------------------
 
 
 def die_with_hub(hub: int) -> None:

@@ -154,7 +154,6 @@ class Replay:
 
 
 def name_of_raised(prefix: str, row: int, number: int) -> str:
-    """The name of the replay of an env that raised in the step or reset of this number."""
     return f"{prefix}-env{row}-{number}"
 
 

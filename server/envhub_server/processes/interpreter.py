@@ -163,7 +163,6 @@ def clean_environment(environ: Environment, names: Collection[str]) -> Environme
 
 
 def environment_of(key: InterpreterKey, program: str, environ: Environment) -> Environment:
-    """The environment in which this program starts, given that of the hub's own interpreter."""
     variables = {**ONE_THREAD, **environment(environ)}
     if key.is_other:
         variables = {name: value for name, value in variables.items() if not name.startswith(OF_THE_HUB)}

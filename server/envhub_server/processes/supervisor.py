@@ -52,7 +52,6 @@ class OrphanReaper:
         self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
 
     def spare(self, pid: int) -> None:
-        """Leave this child to its owner, which reaps it."""
         self._spared.add(pid)
 
     def reaped(self, pid: int) -> None:
@@ -93,7 +92,6 @@ class OrphanReaper:
         return orphans
 
     def end_all(self) -> None:
-        """End all descendants of this process but the children from before, and wait until they have ended."""
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         while time.monotonic() < deadline_s:
             orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self._spared]
@@ -192,8 +190,6 @@ class Supervisor:
         own = (each for each in self._in_use.values() if replace(each.key, libraries=()) == key)
         return next(filter(None, (zygote.starting for zygote in own)), "")
 
-    # --- zygotes ----------------------------------------------------------------------------------------------------
-
     def _zygotes(self) -> list[ZygoteHandle]:
         return [*self._in_use.values(), *self._retired]
 
@@ -265,8 +261,6 @@ class Supervisor:
             # Event: The process that forks workers had ended; another was started.
             log.warning("zygote_replaced", pid=another.pid)
 
-    # --- workers ----------------------------------------------------------------------------------------------------
-
     def _pids(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
@@ -282,8 +276,6 @@ class Supervisor:
             self.orphan_reaper.worker_ended(worker.pid)
             self._unswept.append(worker.pid)
         self.reap_orphans()
-
-    # --- orphans ----------------------------------------------------------------------------------------------------
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
         return self.orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})

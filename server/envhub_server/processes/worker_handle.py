@@ -71,7 +71,6 @@ class MemoryKills:
     """Counts the processes that the kernel killed for lack of memory."""
 
     def __init__(self, own: Path | None, everywhere: Path = VMSTAT) -> None:
-        """Read the counters of this process's cgroup, as ``own_counters`` finds them, and of the whole machine."""
         self._own_file, self._everywhere_file = own, everywhere
         self._own, self._everywhere = _oom_kills(own), _oom_kills(everywhere)
         self._unexplained = 0
@@ -185,7 +184,6 @@ class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped."""
 
     def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
-        """Make the channel, bell and pipes of this worker of a session; the zygote makes the process."""
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.poller
         self._session, self._number = worker
@@ -359,7 +357,6 @@ class WorkerHandle:
         self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
 
     def discard(self) -> None:
-        """Free the hub's side; the process has ended or was never requested."""
         self.ended = True
         self.ring = lambda: None  # the session may ring it until it handles the event
         self._poller.unregister(self._channel.fileno())

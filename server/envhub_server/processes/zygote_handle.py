@@ -112,10 +112,8 @@ class ZygoteHandle:
         return not self._channel_closed and self._process.poll() is None
 
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
-        """Request the processes of these workers, now or once it is ready, and close the hub's copies of descriptors.
-
-        If it never becomes ready, ``problem`` says why, and ``reap`` returns the workers. Raises ``OSError``.
-        """
+        """Request the processes of these workers, now or once it is ready, and close the hub's far ends of them."""
+        # If it never becomes ready, ``problem`` says why, and ``reap`` returns the workers.
         if not self.ready:
             self._waiting += workers
             return
@@ -137,8 +135,6 @@ class ZygoteHandle:
         except OSError as error:
             for worker in waiting:
                 worker.never_born(str(error), "")
-
-    # --- its start --------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
         if self._said < 0:

@@ -117,16 +117,13 @@ class BatchActions:
 
 
 class Outcome(NamedTuple):
-    """The results of a step of all rows, or of a reset of some: an array per observation leaf, and the other results.
+    """The results of a step of all rows, or of a reset of some."""
 
-    ``infos`` is batched, or a list of one per env.
-    """
-
-    observations: list[np.ndarray]
+    observations: list[np.ndarray]  # an array per leaf
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
-    infos: Any
+    infos: Any  # batched, or a list of one per env
 
 
 class BatchResults:

@@ -1,11 +1,9 @@
 """The first lines of a zygote, ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS LIBRARIES FOLDER NAME=FILE …``.
 
-``WORKERS`` is the number of running workers that the zygote guards, and ``LIBRARIES`` are the shared libraries that it
-imports for them, with commas between them. Workers import modules that are nowhere else from ``FOLDER``, if it is not
-empty; the zygote itself imports nothing from there. ``python bootstrap.py replay FILE STATE_FD PDB
-NAME=FILE …`` runs a replay in the same environment. Each file is that of a package or module that the
-workers import. Nothing else of the hub's installation comes into the envs' ``sys.path``, because an interpreter of
-another version must not find the hub's NumPy.
+The zygote guards this number of ``WORKERS``, and imports ``LIBRARIES``, with commas between them, for them. Workers
+import what is nowhere else from ``FOLDER``, and the package or module of each ``NAME=FILE``. Nothing else of the hub's
+installation is in their ``sys.path``: an interpreter of another version must not find the hub's NumPy. ``python
+bootstrap.py replay FILE STATE_FD PDB NAME=FILE …`` runs a replay in the same environment.
 
 By ``SAID_FD`` it says how far it has come, in lines of JSON that ``envhub_server.processes.interpreter.Said``
 describes: the hub tells its operator and its clients what this interpreter lacks.
@@ -80,7 +78,6 @@ class StartReport:
         return None
 
     def check(self) -> None:
-        """Import the modules that workers need; if one is missing, end the process."""
         self.say(python=".".join(map(str, sys.version_info[:3])))
         if sys.version_info < PYTHON_MIN:
             self.give_up("old")

@@ -71,7 +71,6 @@ class Builder:
         return self._answer(partial(self._build_rows, rest.rows[1:]))
 
     def take_place(self, place: control.TakePlace) -> None:
-        """Take the place of this worker, with the envs that a spare has built; close surplus envs."""
         envs = self._envs
         os.environ.update(place.variables)
         self._host.pin(place.cpu)
@@ -97,8 +96,6 @@ class Builder:
     def close(self) -> None:
         if self._memory >= 0:
             os.close(self._memory)
-
-    # --- messages -----------------------------------------------------------------------------------------------------
 
     def _rename_factories(self) -> None:
         if not self._envs.build.factories:
@@ -159,7 +156,6 @@ class Builder:
         return self._described(pickled)
 
     def _described(self, factories: Sequence[Any]) -> control.Built:
-        """Describe the envs, of which the session's first worker says the spaces, and these pickled factories."""
 
         def encoded(space: Any) -> bytes:
             return codec.encode(spaces.describe(space, envs.allow_pickle), envs.exact)
@@ -198,8 +194,6 @@ class Builder:
 
     def _fit(self) -> bool:
         return all(may_share_process(group.env, self._runner) for group in self._envs.groups)
-
-    # --- envs ---------------------------------------------------------------------------------------------------------
 
     def _reseed(self, row: int) -> None:
         if (build := self._envs.build).generators:

@@ -76,7 +76,6 @@ class Host:
                 os.sched_setaffinity(int(thread), [cpu])
 
     def crash(self) -> None:
-        """End as at a crash: the hub decides how often to try again."""
         os._exit(1)
 
 
@@ -177,7 +176,6 @@ def _in_a_line(run: list[str]) -> list[str]:
 
 
 def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.refuse) -> bytes:
-    """The encoded value; empty if the codec cannot carry it or it is too large."""
     try:
         blob = codec.encode(read(), unknown)
     except Exception:  # a foreign class may raise anything
@@ -276,7 +274,6 @@ class FailureReports:
         return f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
 
     def send(self, error: BaseException, row: int | None, code: str, number: int = 0) -> Failure:
-        """Send the failure of a row or of the worker; ``number`` is the row's ``request``, 0 without an arena."""
         failure = self.describe(error, row, code)
         traced = code == "env_raised" and number and not isinstance(error, PendingFailure)
         trace = self._envs.trace.taken_of(row) if traced and self._envs.trace is not None else b""

@@ -19,12 +19,7 @@ from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.worker.batch_places import (
-    BatchActions,
-    BatchResults,
-    Outcome,
-    infos_by_env,
-)
+from envhub_server.worker.batch_places import BatchActions, BatchResults, Outcome, infos_by_env
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
 from envhub_server.worker.row_places import CheckPlan, InfoPlace, NotFinite, as_slice, why_not_finite
@@ -95,8 +90,6 @@ class EnvBatch:
         self._actions = BatchActions(arena, mine, action_space)
         self._plan.begin()
 
-    # --- what the worker asks -----------------------------------------------------------------------------------------
-
     @property
     def posted(self) -> bool:
         """True if every row is posted for a step; the driver stores the words one after the other."""
@@ -116,10 +109,7 @@ class EnvBatch:
         shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         return [SubEnv(self.indices[number], number, shared, bool(self._needs_reset[0] > ENDED)) for number in wanted]
 
-    # --- steps --------------------------------------------------------------------------------------------------------
-
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
-        """Step the env with the actions of all rows, or reset it if it is new, and store the results."""
         if out_of_band:
             raise TypeError("a vector env takes actions of numbers in arrays only")
         if self._needs_reset[0] > ENDED:
@@ -200,10 +190,7 @@ class EnvBatch:
             array[ended] = first_array
         return outcome._replace(observations=observations, infos=infos)
 
-    # --- resets -------------------------------------------------------------------------------------------------------
-
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
-        """Reset the rows that ``seeds`` names, and repeat the last observations of the others."""
         # A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
         chosen = np.array([row in seeds for row in self.indices])
         if not chosen.any() or (not chosen.all() and self._needs_reset[0] == REPORT_PENDING):
@@ -246,8 +233,6 @@ class EnvBatch:
         for row, place in zip(self.indices, self._infos):
             template, nbytes = place.put(info)
             truncate(self._arena, row, nbytes, template)
-
-    # --- results ------------------------------------------------------------------------------------------------------
 
     def _checked(self, observation: Any, count: int) -> list[np.ndarray]:
         """The leaves of a batch of observations of ``count`` envs; raises ``ValueError`` or ``TypeError``."""

@@ -40,7 +40,10 @@ def adopt_environment(build: Any) -> dict[str, str]:
     if build.sys_path:  # as far as a running process can
         sys.path[:] = build.sys_path
         if build.environ != _known_variables:  # usually they are equal: a zygote starts with its program's environment
-            _replace_variables({**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]})
+            wanted = {**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
+            for name in os.environ.keys() - wanted.keys():
+                del os.environ[name]
+            os.environ.update((name, value) for name, value in wanted.items() if os.environ.get(name) != value)
         os.chdir(build.cwd)
         if build.argv:
             sys.argv[:] = build.argv
@@ -53,7 +56,6 @@ def adopt_environment(build: Any) -> dict[str, str]:
 
 
 def factories(build: Any, memory: int = -1) -> Any:
-    """The factories of the session's envs by row; what makes an env is imported."""
     # This process has adopted the environment of the envs. ``memory`` is the descriptor of pickled factories.
     for module in modules_of(build):
         importlib.import_module(module)
@@ -108,7 +110,6 @@ def _is_of_a_name(error: BaseException) -> bool:
 
 
 def set_up(build: Any) -> None:
-    """Call the operator's setup function, then the client's, once, before this worker's envs are made."""
     for entry in build.setups:
         _load(entry)()
     if build.setup:
@@ -204,12 +205,6 @@ def _load(entry: str) -> Any:
         return getattr(imported, name)
     except AttributeError as error:
         raise AttributeError(f"{error}{meant(name, dir(imported))}") from None
-
-
-def _replace_variables(wanted: dict[str, str]) -> None:
-    for name in os.environ.keys() - wanted.keys():
-        del os.environ[name]
-    os.environ.update((name, value) for name, value in wanted.items() if os.environ.get(name) != value)
 
 
 def runner_class(pickled: bytes) -> Any:

@@ -23,7 +23,6 @@ from envhub.values.gym_api import api, registered, specs
 
 
 def make(name: str, kwargs: dict[str, Any]) -> Any:
-    """Make an env of this id from the registry, adapted; from gym's registry if only a package for gym registers it."""
     module, _, bare = name.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -39,7 +38,6 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def import_entry_point(name: str) -> None:
-    """Import the module that makes the envs of this id, as ``make`` does; raises ``BaseException``."""
     # Nothing happens for an id that is not registered, or that a callable makes.
     entry_point = getattr(specs().get(name.rpartition(":")[2]), "entry_point", None)
     if isinstance(entry_point, str):
@@ -126,7 +124,6 @@ def _insert_steps(env: Any) -> None:
 
 
 def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a method; a method without a signature, such as a builtin, takes any."""
     try:
         return inspect.signature(method).parameters
     except (TypeError, ValueError):
@@ -162,7 +159,6 @@ class Steps:
         return getattr(self.env, name)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset as Gymnasium does; options are dropped if the env takes none."""
         given = {"seed": seed, "options": options}
         passed = {name: given[name] for name in self._accepted if given[name] is not None}
         if seed is not None and "seed" not in passed:
@@ -190,7 +186,6 @@ class Steps:
             api.logger.warn(f"{text}`seed` with an argument. Its factory has to seed it")
 
     def step(self, action: Any) -> Any:
-        """Follow Gymnasium's interface; raises ``TypeError``."""
         with explaining():
             outcome = self.env.step(action)
         if len(outcome) == 5:
@@ -229,7 +224,6 @@ class GymEnv:
         return getattr(self.env, "unwrapped", self.env)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Get the attribute of the nearest wrapper that has it, or of the env, as Gymnasium does."""
         # Before gym 0.26 ``render`` takes the mode; here it returns the frame that ``render_mode="rgb_array"`` would.
         if name == "np_random_seed":  # the env does not store it
             return self._seed
@@ -275,7 +269,6 @@ def pins(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
-    """Within the context, an error of a package that does not fit the env says what to install."""
     try:
         yield
     except (AttributeError, ValueError) as error:

@@ -68,7 +68,6 @@ def _why_no_egl() -> str:
 
 
 def _draws(egl: ctypes.CDLL, display: int | None) -> bool:
-    """True if a context can be made on this display of EGL; it is gone afterwards."""
     pointer = ctypes.c_void_p
     egl.eglCreateContext.restype = pointer
     if not display or not egl.eglInitialize(pointer(display), None, None):
@@ -121,7 +120,6 @@ class NameLister:
         self._channel, self._reports = channel, reports
 
     def list(self, wanted: control.ListNames) -> bool:
-        """Import the modules, send the names, try the factories and the rendering; False, which ends the worker."""
         for module in wanted.modules:
             self._channel.send(control.Building(0, module))
             try:

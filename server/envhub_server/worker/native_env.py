@@ -104,7 +104,6 @@ class NativeEnv:
         return infos
 
     def reset_some(self, chosen: np.ndarray, seeds: Seeds, options: Options) -> tuple[Any, Any]:
-        """Reset the envs that ``chosen``, a mask, names; returns their observations and infos only."""
         if not self.takes_masks:
             text = f"{type(self.made).__name__} resets all of its {self.num_envs} envs or none"
             raise ValueError(f"{text}: it has no reset_mask")
@@ -118,10 +117,7 @@ class NativeEnv:
             raise ValueError(f"{type(self.made).__name__} takes a seed for all of its envs, and none for some")
         return {"seed": None, "options": {**(options or {}), "reset_mask": chosen.copy()}}
 
-    # --- attributes ---------------------------------------------------------------------------------------------------
-
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Results of a method for each env, or an attribute's values."""
         if hasattr(self.made, "call"):
             return list(self.made.call(name, *args, **kwargs))
         attribute = self._attribute(name)
@@ -143,7 +139,6 @@ class NativeEnv:
         return getattr(self.made if hasattr(self.made, name) else self.unwrapped, name)
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Set an attribute, by one value per env; raises ``ValueError``."""
         if hasattr(self.made, "set_attr"):
             self.made.set_attr(name, list(values))
             return
@@ -216,7 +211,7 @@ class EnvPoolEnv(NumberedEnv):
         return self._reset(options=options)
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call as for any vector env; render its first env only, unless other envs are named."""
+        # Unless envs are named, it renders its first one only.
         asked = {"env_ids": list(range(self.num_envs)), **kwargs} if name == "render" and not args else kwargs
         return super().call(name, args, asked)
 
@@ -225,7 +220,6 @@ class EnvPoolEnv(NumberedEnv):
 
 
 def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> NativeEnv:
-    """The vector env of this share, with the session's autoreset mode if it takes one."""
     # ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
     made = _made(make, len(share.rows), autoreset_mode)
     if problem := unfit_batch(made, len(share.rows)):
@@ -344,7 +338,6 @@ class SubEnv:
         self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Call as for a single env; a method of the vector env is called once for all of its envs."""
         if not self._shared.env.is_callable(name):
             return self._shared.returned(name)[self._number]
         if name != "render":
@@ -356,5 +349,4 @@ class SubEnv:
         return call
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Set as for a single env; all envs of a vector env are set together. Raises ``ValueError``."""
         self._shared.set(self._number, name, value)

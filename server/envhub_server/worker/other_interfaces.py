@@ -41,12 +41,9 @@ def as_gymnasium(made: Any, source: str) -> Any:
 class Converted(api.Env):  # type: ignore[misc]
     """An env of Gymnasium made of an object with another interface."""
 
-    # ``env``: the object. Calls and attributes that Gymnasium does not define reach it.
-
     def __init__(self, env: Any, observation_space: Any, action_space: Any) -> None:
-        self.env = env
-        self.observation_space = observation_space
-        self.action_space = action_space
+        self.env = env  # the object, which calls and attributes that Gymnasium does not define reach
+        self.observation_space, self.action_space = observation_space, action_space
         self.spec = None
         self._seed = -1
 
@@ -269,7 +266,6 @@ class ParallelEnv(Converted):
 
 
 def _zeros(space: Any, agent: str) -> Any:
-    """Stand-in for the observation of an agent that is not alive."""
     if isinstance(space, api.spaces.Dict):
         return {key: _zeros(part, agent) for key, part in space.spaces.items()}
     if isinstance(space, api.spaces.Tuple):

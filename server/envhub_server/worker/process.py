@@ -24,14 +24,7 @@ from envhub_server.ipc.channel import FORKED_STATUS, MESSAGE_BYTES_MAX, Channel,
 from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import (
-    FailureReports,
-    Host,
-    HostedEnvs,
-    ProgressWord,
-    SessionSpaces,
-    WorkerContext,
-)
+from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
 from envhub_server.worker.name_lister import NameLister
 from envhub_server.worker.stepper import Bells, Departure, Stepper, new_poller
 from envhub_server.worker.trace_writer import TraceWriter
@@ -110,7 +103,6 @@ class Worker:
         self._stepper.serve_rows()
 
     def _map_arena(self, mapped: control.MapArena) -> bool:
-        """Map the arena whose descriptor came with the message, for all envs; False if an env does not fit."""
         envs, count = self._envs, len(control.ArenaDescriptors._fields) - (not mapped.trace_bytes_max)  # it is the last
         descriptors = control.ArenaDescriptors(*self._channel.take_descriptors(count))
         self._bells.attach(descriptors)

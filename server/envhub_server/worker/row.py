@@ -15,16 +15,7 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from envhub.arena.memory import (
-    ENDED,
-    FRESH,
-    ONGOING,
-    REPORT_PENDING,
-    TURN_FIRST,
-    Arena,
-    repeat_observation,
-    truncate,
-)
+from envhub.arena.memory import ENDED, FRESH, ONGOING, REPORT_PENDING, TURN_FIRST, Arena, repeat_observation, truncate
 from envhub.env_failure import reseeded
 from envhub.errors import shown
 from envhub.values import codec, spaces
@@ -49,9 +40,6 @@ class EnvRunner:
     ``envhub.AsyncVectorEnv(env_fns, worker=Mine)``, where ``Mine`` extends this class, or is named ``"module:Mine"``.
     The worker makes one for each env. The autoreset mode, not this class, decides when an env is reset without a
     request, and in which step the results arrive.
-
-    Attributes:
-        env: the env.
     """
 
     def __init__(self, env: Any) -> None:
@@ -122,7 +110,6 @@ class Row:
         finite_only: bool,
         info_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        """Use this row of ``arena``, whose leaves are those of the session's spaces."""
         # The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the
         # first observation that is not in its space. With ``finite_only``, a step or a reset may raise ``NotFinite``.
         self._send, self._finite_only = send, finite_only
@@ -155,7 +142,6 @@ class Row:
             raise NotFinite(problem)
 
     def _checked(self, outcome: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The result of a reset; raises ``NotFinite``."""
         if self._finite_only:
             self._check_finite(outcome[0], 0.0)
         return outcome
@@ -163,7 +149,6 @@ class Row:
     def take_place(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
-        """Replace the env of a worker that ended, as far as the row's ``needs_reset`` says so."""
         # If the row has not reported yet how the env before this one ended, its first step raises ``failure``, or
         # without one is a truncation with ``info``. ``objects`` are the object leaves of the last observations.
         self.first_seed = self._last_seed = seeds.get(self.index)
@@ -265,7 +250,6 @@ class Row:
         self._store(observation, 0.0, False, False, info)
 
     def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
-        """Reset the env if ``seeds`` has one for its row, else repeat its last observation."""
         if self.index not in seeds:
             self.repeat_last()
             return

@@ -50,13 +50,11 @@ class RowActions:
 class ObservationPlace:
     """Stores the observations of one row."""
 
-    # ``has_objects``: whether an observation has leaves of no fixed size, which have no place in the arena.
-
     def __init__(self, arena: Arena, index: int, space: Any, name: str) -> None:
         self._name = name
         self._index, self._space, self._request = index, space, arena.request.data
         self._objects = [leaf == OBJECT for leaf in spaces.leaves(space)]
-        self.has_objects = any(self._objects)
+        self.has_objects = any(self._objects)  # which have no fixed size, and so no place in the arena
         self._batches = [[leaf[slot] for leaf in arena.observations] for slot in range(SLOTS)]
         self._is_flat = spaces.is_flat(space) and not self.has_objects
         self._shapes = [leaf.shape for leaf in arena.layout.observations]
@@ -91,7 +89,6 @@ class ObservationPlace:
 
 
 def _store_leaf(batch: np.ndarray, index: int, value: Any) -> None:
-    """Put one leaf of an observation into its row."""
     # ``AsyncVectorEnv`` silently casts floats into an integer space and spreads a single number over a whole row. Here
     # both are errors, because both are always a mistake in the env. ``SyncVectorEnv`` refuses such a cast too.
     if type(value) is not np.ndarray or value.dtype != batch.dtype or value.shape != batch.shape[1:]:
@@ -121,7 +118,6 @@ class InfoPlace:
         same_step: bool,
         bytes_max: int,
     ) -> None:
-        """Store in this row of ``arena``."""
         # ``send`` takes a ``RowInfo`` whose info is too large for the arena, and ``Suspicious`` for the first info that
         # loses entries. With ``same_step``, an info at an episode's end holds the final observation, which never is.
         self._index, self._arena, self._send, self._columns, self._unknown = index, arena, send, columns, unknown
@@ -213,9 +209,8 @@ class NotFinite(ValueError):
 class CheckPlan:
     """Says which observations of an env are compared with its space."""
 
-    # ``steps_left``: up to the next one, including it; not positive where none is compared any more.
-
     def __init__(self) -> None:
+        # Up to the next one, including it; not positive where none is compared any more.
         self.steps_left = self._checks = 0
 
     def begin(self, is_checked: bool = True) -> None:

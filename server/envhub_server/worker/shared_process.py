@@ -30,7 +30,6 @@ _PLACES = [place for place in sys.path if place]
 
 
 def load(library: str) -> None:
-    """Import a library in the zygote; if that fails, workers import it themselves."""
     path = sys.path[:]
     sys.path[:] = _PLACES
     try:

@@ -132,7 +132,6 @@ class Departure:
         self.leave_between_episodes()
 
     def leave_between_episodes(self) -> None:
-        """Leave if that is due and every env's next step is a reset, or the hub wants a truncation."""
         if not self._leaving or not self._bells.serving:
             return  # a result that is written into an arena before its rows have moved there is lost
         needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
@@ -197,8 +196,6 @@ class Stepper:
         if self._shared is not None:
             self._shared = SharedState()
 
-    # --- steps --------------------------------------------------------------------------------------------------------
-
     def has_work(self) -> bool:
         return bool(self._my_request != self._my_done and self._posted())
 
@@ -243,8 +240,11 @@ class Stepper:
         if not rung or rung < len(groups):
             self._ring_at_end()
         self._batches += 1
-        if self._batches == self._look_at:
-            self._look_for_changes()
+        if self._batches == self._look_at:  # once, the hub is told of shared state that the envs have changed
+            self._look_at *= 4
+            if self._shared is not None and (what := self._shared.changed()):
+                self._shared = None
+                self._channel.send(control.SharedChanged(what))
         if self._rebuilder.pending:
             self._rebuilder.rebuild()
         if self._departure.awaited:
@@ -281,8 +281,6 @@ class Stepper:
                 return
         self._bells.ring(self._arena.driver)
 
-    # --- resets -------------------------------------------------------------------------------------------------------
-
     def reset(self, reset: control.ResetRows) -> None:
         seeds = dict(zip(reset.rows, reset.seeds))
         each = dict(zip(reset.rows, reset.options_each))
@@ -296,15 +294,6 @@ class Stepper:
         for group in self._envs.groups:
             self._finish(group, partial(group.reset_by, seeds, options_of))
         self._ring_at_end()
-
-    # --- reports ------------------------------------------------------------------------------------------------------
-
-    def _look_for_changes(self) -> None:
-        """Tell the hub, once, of shared state that the envs have changed; look again after four times the batches."""
-        self._look_at *= 4
-        if self._shared is not None and (what := self._shared.changed()):
-            self._shared = None
-            self._channel.send(control.SharedChanged(what))
 
     def report_closing(self, error: BaseException, group: RowGroup) -> None:
         number = self._request[group.index] if hasattr(self, "_arena") else 0

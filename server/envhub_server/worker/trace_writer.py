@@ -76,10 +76,8 @@ class TraceWriter(Trace):
         return _items(ring, nbytes), _items(rows, nbytes)[self._mine], 0, nbytes
 
     def reset(self, group: Any, seeds: Mapping[int, Any], options: Any = None) -> None:
-        """Note that rows of this group are about to be reset with these seeds, by their program or for the first time.
-
-        The trace begins again with a seed, after many steps, or with the first reset.
-        """
+        """Note that rows of this group are about to be reset with these seeds, by their program or as the first."""
+        # The trace begins again with a seed, after many steps, or with the first reset.
         number = self._numbers[group.index]
         seeded = None not in seeds.values()
         generator = b""
@@ -162,7 +160,6 @@ def _encoded(value: Any) -> bytes | None:
 
 
 def _generator(env: Any) -> bytes:
-    """The env's random number generator, encoded; empty where it has none of NumPy's that can be carried."""
     with contextlib.suppress(Exception):  # an attribute of a foreign class may raise anything
         if (bit_generator := bit_generator_of(env)) is not None:
             return codec.encode(np.random.Generator(bit_generator))

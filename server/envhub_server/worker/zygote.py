@@ -66,7 +66,6 @@ def warm_up() -> bool:
 
 
 def _step_in(worker: Worker, hub: Channel, channel: Channel) -> None:
-    """Have this worker make, reset, step and close an env, as a hub at the other end of its channel would."""
 
     def tell(message: object, descriptors: Sequence[int] = ()) -> None:
         hub.send(message, descriptors)
@@ -160,7 +159,6 @@ class Zygote:
                 os.close(end)
 
     def _be_middle(self, wanted: list[list[int]]) -> None:
-        """Fork the workers and end; a forked process becomes a worker. Neither ever returns."""
         try:
             parent = os.getpid()
             self._channel.close()

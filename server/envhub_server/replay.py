@@ -60,7 +60,6 @@ def read(path: Path) -> Replay:
 
 
 def listed(path: Path) -> tuple[str, str, str]:
-    """The name, time and failure of a replay, each in one line; of a file that is no replay the reason."""
     written = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
     try:
         text = _recorded(read(path))
@@ -97,7 +96,6 @@ def announced(path: Path) -> str:
 
 
 def run(path: Path, use_pdb: bool = False) -> Comparison:
-    """Run the replay in this file, with the terminal's input and output, and compare the results."""
     replay = read(path)
     if replay.lacks:
         raise ReplayError(f"{path.name} lacks what is no plain data: {'; '.join(replay.lacks)}")
@@ -195,7 +193,6 @@ def default_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def name_beginning(env: str, drawn: str) -> str:
-    """The beginning of the names of a session's replays, with 16 random hexadecimal digits."""
     return f"{_OTHER.sub('-', env).strip('-.')[:NAME_CHARS_MAX] or 'env'}-{drawn}"
 
 

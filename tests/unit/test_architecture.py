@@ -308,15 +308,15 @@ BUDGETS = {
     "envhub/protocol": (1435, 6),
     "envhub/transport": (793, 5),
     "envhub/values": (2001, 9),
-    "server/envhub_server": (1255, 7),
+    "server/envhub_server": (1252, 7),
     "server/envhub_server/catalog": (744, 4),
     "server/envhub_server/hub": (2562, 9),
-    "server/envhub_server/ipc": (1197, 7),
+    "server/envhub_server/ipc": (1162, 7),
     "server/envhub_server/memory": (678, 3),
     "server/envhub_server/network": (2425, 11),
-    "server/envhub_server/processes": (1535, 6),
+    "server/envhub_server/processes": (1505, 6),
     "server/envhub_server/session": (3034, 11),
-    "server/envhub_server/worker": (4680, 20),
+    "server/envhub_server/worker": (4542, 20),
 }
 
 

@@ -123,22 +123,6 @@ class Channel:
             raise ChannelClosed("end of file")
         self.received_bytes += len(chunk)
         self._incoming += chunk
-        return self._complete()
-
-    def arrived_bytes(self) -> int:
-        """Bytes that have come until now, with those that were not received yet."""
-        waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_INT.size))
-        return self.received_bytes + int(_INT.unpack(waiting)[0])
-
-    def left_unread(self) -> bool:
-        """True if the other end, which is closed in every process, had not read all that was sent."""
-        # The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While
-        # a process that was forked from the other end keeps it open, this is not known, and False.
-        reset = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
-        self._reset = self._reset or reset
-        return self._reset or self.backlogged
-
-    def _complete(self) -> list[object]:
         messages: list[object] = []
         start = 0
         while len(self._incoming) - start >= _LENGTH.size:
@@ -153,6 +137,18 @@ class Channel:
             start = end
         del self._incoming[:start]
         return messages
+
+    def arrived_bytes(self) -> int:
+        waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_INT.size))
+        return self.received_bytes + int(_INT.unpack(waiting)[0])
+
+    def left_unread(self) -> bool:
+        """True if the other end, which is closed in every process, had not read all that was sent."""
+        # The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While
+        # a process that was forked from the other end keeps it open, this is not known, and False.
+        reset = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        self._reset = self._reset or reset
+        return self._reset or self.backlogged
 
     def take_descriptors(self, count: int) -> list[int]:
         taken = self._reader.take(count)

@@ -201,7 +201,6 @@ class Serve(Frozen):
     # If another worker served the rows before, ``seeds`` has the seed of each row's first reset. A row whose
     # ``needs_reset`` is ``REPORT_PENDING`` still has to report how that worker ended: it raises ``failure``, or is
     # truncated with ``info``.
-
     seeds: List[Optional[int]] = field(default_factory=list)
     failure: Optional[Failure] = None
     info: bytes = b""

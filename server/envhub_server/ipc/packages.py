@@ -88,7 +88,6 @@ _OPENS_A_DEVICE = ("mujoco.egl", "mujoco.osmesa")
 
 
 def shared(names: Container[str]) -> list[str]:
-    """Those of the names that are shared libraries, each once, in the order in which they are imported."""
     # Not by a set of the names: of all modules, that would write to the pages of all their names in each worker.
     draws = any(name in names for name in _OPENS_A_DEVICE)
     return [name for name in LIBRARIES if name in names and not (draws and name == "mujoco")]

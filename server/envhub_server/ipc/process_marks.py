@@ -154,7 +154,6 @@ def kill_tree(pid: int) -> None:
 
 
 def end_all(hub: str, workers: set[int]) -> None:
-    """Kill the workers, their processes and all other processes of that hub, until none is left."""
     deadline_s = time.monotonic() + END_TIMEOUT_S
     empty_searches = 0
     # One empty search is not enough: a process that is about to exec shows no environment.
@@ -181,7 +180,6 @@ def _pids() -> list[int]:
 
 
 def own_folder() -> str:
-    """The working directory; empty if it does not exist any more."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return ""

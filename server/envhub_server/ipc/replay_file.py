@@ -63,7 +63,6 @@ class TraceLayout(NamedTuple):
         return self.env_bytes // 2 * (self.rows // self.groups)
 
     def places(self) -> list[int]:
-        """The ends of the words, of each ring, and of the notes of each group."""
         sizes = [8 * (1 + 2 * self.groups), *(self.batches * self.rows * width for width in self.widths)]
         return [*accumulate(-(-size // 64) * 64 for size in [*sizes, *[self.notes_bytes] * self.groups])]
 
@@ -144,7 +143,6 @@ class Replay:
         return str(codec.decode(self.trace)["cut"])
 
     def orders(self) -> Tuple[control.Build, control.MapArena]:
-        """The orders that its worker had; raises ``ValueError``."""
         build = message_of(control.Build, self.build)
         if foreign := [name for name, nothing in _LEFT_OUT.items() if getattr(build, name) != nothing]:
             raise ValueError(f"it holds what no hub writes: {', '.join(foreign)}")
@@ -171,13 +169,10 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
         lacks.append("the arguments of the env")
     wrapped = zip(build.wrappers, build.wrapper_kwargs)
     lacks += [f"the arguments of the wrapper {wrapper}" for wrapper, blob in wrapped if not is_plain(blob)]
-    own: Dict[str, Any] = {
-        "rows": build.rows if build.shares else [row],
-        "kwargs": kwargs,
-        "kwargs_each": [],
-        "entry": entry,
-    }
-    kept = replace(build, **own, cpu=None, first_only=False, **_LEFT_OUT)
+    rows = build.rows if build.shares else [row]
+    kept = replace(
+        build, rows=rows, kwargs=kwargs, kwargs_each=[], entry=entry, cpu=None, first_only=False, **_LEFT_OUT
+    )
     return (replace(kept, kwargs=b"", wrapper_kwargs=[]) if lacks else kept), lacks
 
 

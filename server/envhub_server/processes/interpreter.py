@@ -157,7 +157,6 @@ def find(python: str) -> str:
 
 
 def clean_environment(environ: Environment, names: Collection[str]) -> Environment:
-    """The variables of a public hub that its workers get: those that programs need, and those named."""
     kept = {*KEPT_VARIABLES, *names}
     return {name: value for name, value in environ.items() if name in kept or name.startswith(KEPT_PREFIXES)}
 
@@ -194,7 +193,6 @@ def not_executed(program: str, error: OSError) -> str:
 
 
 def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
-    """Describe why an interpreter ended before it was ready, such as by "exited with status 1", and printed this."""
     last, named = start.last, f"{program}{on_this_machine()}"
     python = start.in_parentheses
     why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)

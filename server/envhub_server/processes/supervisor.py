@@ -80,7 +80,6 @@ class OrphanReaper:
                 process_marks.kill_tree(pid)
 
     def by_worker(self, others: Collection[int]) -> Mapping[int, Sequence[int]]:
-        """The orphans by the pid of the worker that started them, as far as the kernel lists children."""
         orphans: dict[int, list[int]] = {}
         for pid in process_marks.listed_children(os.getpid()) or ():
             if pid in others:
@@ -165,7 +164,6 @@ class Supervisor:
         environ: Environment | None = None,
         libraries: Sequence[str] = (),
     ) -> list[WorkerHandle]:
-        """Start these workers of a session under this interpreter, or report soon why it cannot be used."""
         # ``environ`` is that of the session's program, if it has one. The workers have the libraries from their zygote.
         self.memory_kills.forget()
         workers: list[WorkerHandle] = []

@@ -286,7 +286,6 @@ class WorkerHandle:
             pass
 
     def receive(self) -> bool:
-        """Report the next messages of the worker; return True if there may be more."""
         if self._read_error or self.ended:
             return False
         try:
@@ -353,7 +352,6 @@ class WorkerHandle:
         self._events.append((self._session, event))
 
     def never_born(self, how: str, unready: str) -> None:
-        """Report that no zygote will fork it; ``unready`` says it if its interpreter cannot be used."""
         self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
 
     def discard(self) -> None:

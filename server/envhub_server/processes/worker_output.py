@@ -1,7 +1,5 @@
 """The output of workers: read from their pipes, written to the hub's own streams, and the last of it kept.
 
-Where the hub logs JSON, each line that it writes is an event, which says who has printed: ``OutputEvents``.
-
 A turn of the hub's loop reads a bounded amount. If the reader of the hub's stream is slow, workers that print wait for
 it, as any program does. If the reader reads nothing for ``PATIENCE_S``, the output of workers is dropped and counted
 until it reads again.
@@ -174,13 +172,10 @@ class OutputStream:
             self.held += rest
         else:
             self.held = rest
-            self._pause()
-
-    def _pause(self) -> None:
-        self._poller.unregister(self._pipes.fileno())
-        with contextlib.suppress(OSError):  # epoll takes no file; the timer ends the pause
-            self._room.register(self._writer.descriptor, select.EPOLLOUT)
-        self._timer.start(PATIENCE_S)
+            self._poller.unregister(self._pipes.fileno())
+            with contextlib.suppress(OSError):  # epoll takes no file; the timer ends the pause
+                self._room.register(self._writer.descriptor, select.EPOLLOUT)
+            self._timer.start(PATIENCE_S)
 
     def _on_room(self) -> None:
         expired = self._timer.expired()
@@ -207,7 +202,6 @@ class OutputStream:
             self._dropped = 0
 
     def close(self) -> None:
-        """Write the held output, as far as its reader reads in time, and stop."""
         self._timer.start(0)
         deadline_s = time.monotonic() + LAST_S
         while self.held and not self._writer.gone and (left_s := deadline_s - time.monotonic()) > 0:
@@ -249,7 +243,6 @@ class WorkerOutput:
 
     @property
     def tail(self) -> str:
-        """The last of its stdout until now, followed by the last of its stderr."""
         # The order of the two is unknown. Stderr comes last, since a stack that the hub asked for must be at the end.
         for stream, pipe in self._readers:
             stream.drain(pipe)

@@ -214,7 +214,6 @@ class ZygoteHandle:
             self._poller.unregister(self._channel.fileno())
 
     def retire(self) -> None:
-        """Let it exit once it has forked the workers that were requested."""
         if not self.ready:
             self._retiring = True
             if not self._waiting:

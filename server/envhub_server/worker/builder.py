@@ -59,7 +59,11 @@ class Builder:
         self._envs.number = build.worker
         if build.factories:
             (self._memory,) = self._channel.take_descriptors(1)
-        _confine(build)
+        if not build.allow_pickle:  # True only for envs of the hub's own program
+            process_marks.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if build.memory_bytes_max:
+            resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
         self._channel.sent_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else WORKER_MESSAGE_BYTES_MAX
         self._envs.build, self._row = build, build.rows[0]
         return self._answer(self._build_first)
@@ -222,21 +226,13 @@ class Builder:
         return as_gymnasium(made, name)
 
     def _has(self, made: Any, index: int) -> bool:
-        """True if another row's env in this process is the same object, perhaps in other wrappers."""
+        # The same object may be in other wrappers.
         base = getattr(made, "unwrapped", made)
         return any(getattr(group.env, "unwrapped", None) is base for group in self._envs.groups if group.index != index)
 
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
         build = self._envs.build
         return made_by(self._factories[rows[0]], Share(rows, build.shares), build.autoreset_mode)
-
-
-def _confine(build: control.Build) -> None:
-    if not build.allow_pickle:  # True only for envs of the hub's own program
-        process_marks.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if build.memory_bytes_max:
-        resource.setrlimit(resource.RLIMIT_DATA, (build.memory_bytes_max, build.memory_bytes_max))
 
 
 def _close(group: RowGroup) -> None:

@@ -54,11 +54,17 @@ class EnvCalls:
         self._answer(call, run)
 
     def set_attribute(self, wanted: control.SetAttrRows) -> None:
-        """Set it, and answer; if the former envs had it, only report an exception to the hub."""
-        set_on = self._setter(wanted)
+        each = dict(zip(wanted.rows, wanted.each))
+
+        def set_on(target: Target) -> bytes:
+            blob = each.get(target.index, wanted.value)
+            target.env.set_wrapper_attr(wanted.name, codec.decode(blob, self._envs.allow_pickle))
+            self._attributes.note(control.SetAttrRows([target.index], wanted.name, blob))
+            return b""
+
         if wanted.number:
             self._answer(wanted, set_on)
-            return
+            return  # else the former envs had it
         for target in self._targets(wanted):
             try:
                 set_on(target)
@@ -69,17 +75,6 @@ class EnvCalls:
     def set_all_again(self, rows: Sequence[int]) -> None:
         for message in self._attributes.again(rows):
             self.set_attribute(message)
-
-    def _setter(self, wanted: control.SetAttrRows) -> Callable[[Target], bytes]:
-        each = dict(zip(wanted.rows, wanted.each))
-
-        def set_on(target: Target) -> bytes:
-            blob = each.get(target.index, wanted.value)
-            target.env.set_wrapper_attr(wanted.name, codec.decode(blob, self._envs.allow_pickle))
-            self._attributes.note(control.SetAttrRows([target.index], wanted.name, blob))
-            return b""
-
-        return set_on
 
     def _reset_early(self, target: Target) -> bool:
         try:

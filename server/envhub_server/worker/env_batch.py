@@ -235,7 +235,6 @@ class EnvBatch:
             truncate(self._arena, row, nbytes, template)
 
     def _checked(self, observation: Any, count: int) -> list[np.ndarray]:
-        """The leaves of a batch of observations of ``count`` envs; raises ``ValueError`` or ``TypeError``."""
         arrays = []
         for values, leaf in zip(spaces.flatten(self._observation_space, observation), self._arena.layout.observations):
             array = values if type(values) is np.ndarray else np.asarray(values)

@@ -100,7 +100,6 @@ def _names_explained() -> Iterator[None]:
 
 
 def _is_of_a_name(error: BaseException) -> bool:
-    """True if a name in a pickle does not exist, not if an import of the named module failed."""
     at = error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename not in (__file__, *_IMPORTING):

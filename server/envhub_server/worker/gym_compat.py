@@ -45,7 +45,6 @@ def import_entry_point(name: str) -> None:
 
 
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """The factory of the vector env that is registered for this id, with the signature of a ``vector_entry_point``."""
     if _version(api) < (1, 0):  # 0.29 has ``make_vec``, but not this mode
         raise TypeError(f"vector=True needs Gymnasium 1.0 or later, and here is {api.__name__} {api.__version__}")
     module, _, bare = name.rpartition(":")
@@ -67,7 +66,6 @@ def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
 
 
 def adapt(env: Any) -> Any:
-    """The env itself, or an adapter around it if it has an older interface."""
     # The env decides, not the installed gym: an env of Gymnasium 1.0 or later has ``set_wrapper_attr``.
     if isinstance(env, GymEnv):
         return env

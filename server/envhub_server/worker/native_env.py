@@ -36,7 +36,6 @@ class Share(NamedTuple):
     workers: int  # how many workers have a share of the session's envs
 
     def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
-        """The seed of a vector env that takes a single seed, from the program's seeds for all of its envs."""
         # No two shares get seeds that are nearer to one another than the number of envs of the first.
         if all(seed is None for seed in seeds):
             return None
@@ -251,7 +250,6 @@ def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
 
 
 def unfit_batch(made: Any, num_envs: int) -> str:
-    """A description of ``made`` if it is not a vector env with this number of envs; else empty."""
     attributes = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
     missing = [name for name in attributes if not hasattr(made, name)]
     if missing:

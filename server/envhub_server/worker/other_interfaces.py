@@ -27,7 +27,6 @@ _OWN = frozenset(
 
 
 def as_gymnasium(made: Any, source: str) -> Any:
-    """The env itself that a factory of this name returned, or an adapter with Gymnasium's interface."""
     if takes_turns(made) and (getattr(made, "metadata", None) or {}).get("is_parallelizable"):
         made = import_module("pettingzoo.utils.conversions").aec_to_parallel(made)
     if problem := unfit(made):
@@ -91,17 +90,14 @@ class DmEnv(Converted):
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         # Such an env takes no options, and only those of dm_control take seeds.
         if seed is not None:
-            self._reseed(seed)
+            random = self._random_state()
+            if random is None:
+                text = f"{shown(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`"
+                api.logger.warn(f"{text}: its factory has to seed it")
+            else:
+                random.seed(seed)
+            self._seed = seed
         return _arrays(self.env.reset().observation, self._observation_spec), {}
-
-    def _reseed(self, seed: int) -> None:
-        random = self._random_state()
-        if random is None:
-            text = f"{shown(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`"
-            api.logger.warn(f"{text}: its factory has to seed it")
-        else:
-            random.seed(seed)
-        self._seed = seed
 
     def _random_state(self) -> Any:
         """The ``numpy.random.RandomState`` of an env of dm_control: of its suite, or of its composer; else None."""
@@ -114,7 +110,6 @@ class DmEnv(Converted):
 
     @property
     def np_random(self) -> np.random.Generator:
-        """A generator that shares the state of the env's own; raises ``AttributeError``."""
         random = self._random_state()
         if random is None:
             raise AttributeError(f"{shown(self.env, 100)} has no `np_random`")

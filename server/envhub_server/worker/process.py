@@ -1,9 +1,8 @@
 """One worker process: it hosts envs of one session and writes their results into the session's arena.
 
-The zygote forks the worker. The worker runs on Python 3.8 and later with NumPy, msgpack and Gymnasium.
-
-The worker parks in ``epoll_wait``. A ring of a request bell means that rows are pending in the arena. Every other
-request comes over the control channel. A worker that is told to list names has a ``NameLister`` and hosts no env.
+The zygote forks the worker, on Python 3.8 and later with NumPy, msgpack and Gymnasium. It parks in ``epoll_wait``. A
+ring of a request bell means that rows are pending in the arena. Every other request, such as a reset, or a step whose
+actions travel out of band, comes over the control channel.
 """
 
 from __future__ import annotations

@@ -156,7 +156,6 @@ class Row:
         self._last_objects = objects.get(self.index, b"")
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
-        """Step the env with the row's action, or reset it where NEXT_STEP demands that, and store the result."""
         # ``out_of_band`` are the leaves of the action that are not in the arena, in the order of the leaves.
         needs_reset = self._needs_reset[self.index]
         if needs_reset > ENDED:

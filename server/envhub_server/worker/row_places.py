@@ -225,7 +225,6 @@ class CheckPlan:
 
 
 def why_not_finite(space: Any, observation: Any) -> str:
-    """Describe the values of an observation that are infinite or not a number; empty if none is."""
     for number, part in enumerate(spaces.flatten(space, observation)):
         if wrong := _not_finite(part):
             return f"{wrong} values of part {number} of an observation are not finite"

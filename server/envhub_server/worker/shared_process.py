@@ -1,7 +1,4 @@
-"""A process that several envs share: which envs may, its state, and libraries that a zygote imports for all workers.
-
-Python 3.8 and later.
-"""
+"""A process that several envs share: which envs may, its state, and libraries that a zygote imports for all workers."""
 
 from __future__ import annotations
 

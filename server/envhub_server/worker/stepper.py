@@ -1,8 +1,4 @@
-"""Steps and resets the envs of a worker, stores their results in the arena, and wakes the driver.
-
-A ring of a bell means that rows are pending in the arena. A step whose actions travel out of band comes by a message,
-and so does every reset. An exception of an env becomes a ``RowFailed`` to the hub, or a truncation.
-"""
+"""Steps and resets the envs of a worker, stores their results in the arena, and wakes the driver."""
 
 from __future__ import annotations
 

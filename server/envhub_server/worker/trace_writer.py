@@ -111,7 +111,6 @@ class TraceWriter(Trace):
             self._kept[number][key] = record
 
     def taken_of(self, index: int | None) -> bytes:
-        """The trace of the group whose first row is this, as ``taken``; empty for another row."""
         if all(group.index != index for group in self._groups):
             return b""
         try:

@@ -191,8 +191,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         self._rewards.refused_for = who
         self._rewards.check(self.reward_shape)
 
-    # --- observers ----------------------------------------------------------------------------------------------------
-
     @exclusive
     def add_observer(self, observer: StepObserver) -> None:
         """Have an ``envhub.StepObserver`` see each reset and step from now on; of several the first one sees it first.
@@ -220,8 +218,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             raise ValueError(f"{observer!r} is no observer of these envs")
         self._observers = others
         observer.close()
-
-    # --- reset --------------------------------------------------------------------------------------------------------
 
     @exclusive
     def reset(
@@ -331,8 +327,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             self._break_off(error)
         self._session.pending.forget(error)
 
-    # --- step ---------------------------------------------------------------------------------------------------------
-
     @exclusive
     def step(self, actions: Any) -> StepReturn:
         """Step every env once and wait for all of them.
@@ -366,7 +360,10 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         session.check_free("step_async")
         parts = [actions] if self._flat_actions else parts_of_actions(self.single_action_space, actions, self.num_envs)
         codes, arrays, elements = pack(parts, self._action_leaves, self.num_envs)
-        out_of_band = self._packed(elements) if elements else b""
+        out_of_band = b""
+        if elements:
+            encoded = (session.values.encode(list(each)) for each in zip(*elements, strict=True))
+            out_of_band = pack_rows(enumerate(encoded))
         try:
             session.pending.begin(AsyncState.WAITING_STEP, session.lane.begin_step, codes, arrays, out_of_band)
             for observer in self._observers:
@@ -395,8 +392,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         if self._session.pending.drop():
             for observer in self._observers:
                 observer.broken_off(None)
-
-    # --- results ------------------------------------------------------------------------------------------------------
 
     def _read_reset(self, timeout: float | None) -> tuple[Any, dict[Any, Any]]:
         deadline = None if timeout is None else Deadline(timeout)
@@ -444,8 +439,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         """The seconds to wait again, now without the hub that sent this row."""
         self._session.lane.breach(error.row, str(error))
         return None if deadline is None else deadline.left_s()
-
-    # --- partial batches ----------------------------------------------------------------------------------------------
 
     def async_reset(self, seed: int | Sequence[int | None] | None = None, options: Options = None) -> None:
         """Begin a reset of every env, whose result ``recv`` returns; arguments and errors as for ``reset``."""
@@ -523,12 +516,6 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             raise
         pending.part = part[-1]
         return part
-
-    def _packed(self, leaves: Sequence[Sequence[Any]]) -> bytes:
-        rows = enumerate(zip(*leaves, strict=True))
-        return pack_rows((row, self._session.values.encode(list(parts))) for row, parts in rows)
-
-    # --- the session --------------------------------------------------------------------------------------------------
 
     @property
     def token(self) -> str:

@@ -46,10 +46,9 @@ class JointRequest(Generic[Result]):
         dropped: Send = lambda part: None,
         connections: Callable[[HubPart], Sequence[Connection]] = lambda part: [part.connection],
     ) -> None:
-        """``lost`` is told of a part whose session is over, which is sent again unless that raises the error.
+        """``lost`` is told of a part whose session is over, ``dropped`` of one whose result does not reach the caller.
 
-        ``dropped`` is told of a part whose result does not reach the caller. ``connections`` returns those to the hubs
-        of a part, none where its rows are on no hub.
+        A lost part is sent again unless ``lost`` raises. ``connections`` has none where its rows are on no hub.
         """
         self._lost, self._on_dropped, self._connections = lost, dropped, connections
         self._parts: Sequence[HubPart] = ()
@@ -175,7 +174,6 @@ class JointRequest(Generic[Result]):
 
     @property
     def is_pending(self) -> bool:
-        """True from ``begin`` until ``finish`` or ``settle`` has ended."""
         return bool(self._parts)
 
     def give_up(self) -> None:

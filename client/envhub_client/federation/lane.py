@@ -36,18 +36,12 @@ _RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a
 
 
 class FederatedLane:
-    """A ``Lane`` of several parts, or of a single part that is made again after a loss.
-
-    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate.
-    """
+    """A ``Lane`` of several parts, or of one part to make again; without ``copy`` two sets of buffers alternate."""
 
     def __init__(
         self, parts: Sequence[HubPart], has_object_leaves: bool, copy: bool, recovery: PartRebuilder | None = None
     ) -> None:
-        """Step the rows of these parts; with ``has_object_leaves`` observations also have leaves of no fixed size.
-
-        ``recovery`` begins to make the rows of a part again whose session is over; without it that error is raised.
-        """
+        """``recovery`` makes the rows again whose session is over; without it that error is raised."""
         self.parts = [*parts]  # ascending
         self.num_envs, self.leaves = parts[-1].rows.stop, parts[0].lane.leaves
         self._has_object_leaves = has_object_leaves
@@ -76,7 +70,6 @@ class FederatedLane:
 
     @property
     def name(self) -> str:
-        """The lanes of the hubs, such as ``"wire"``, or ``"shared+wire"`` where they differ."""
         return "+".join(sorted({part.lane.name for part in self.hub_parts()}))
 
     def hub_parts(self) -> list[HubPart]:
@@ -126,8 +119,6 @@ class FederatedLane:
             if isinstance(part.lane, LostPart):
                 part.lane.rows.show_earlier([*map(part.take, observations)])
 
-    # --- the loss of a hub ----------------------------------------------------------------------------------------
-
     def lost(self, part: HubPart, loss: EnvHubError) -> None:
         """Go on without the session of this part, or raise this loss: its rows are truncated, and made again."""
         part = next(each for each in self.parts if part.rows.start in each.rows)
@@ -148,7 +139,6 @@ class FederatedLane:
         rebuild.wait(0)  # from here on the envs are made again: after an interrupt before, this is done once more
 
     def _lane_of(self, parts: Sequence[HubPart]) -> Lane:
-        """The lane of these parts, which have the rows of a lost one again."""
         return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._has_object_leaves, copy=True)
 
     def _serves(self) -> bool:
@@ -165,7 +155,6 @@ class FederatedLane:
         return [each for part in wanted for each in _hub_parts(part)]
 
     def is_present(self, connection: Connection) -> bool:
-        """True if this is the connection to a hub that has rows now."""
         return any(each.connection is connection for part in self.parts for each in _hub_parts(part))
 
     def _replace_or_raise(self, wanted: Callable[[HubPart], object] = lambda part: True) -> None:
@@ -187,8 +176,6 @@ class FederatedLane:
         self.parts = parts
         self._has_lost = self._recovery is None or any(isinstance(part.lane, LostPart) for part in parts)
 
-    # --- the whole batch ------------------------------------------------------------------------------------------
-
     def begin_reset(self, reset: Reset) -> None:
         if self._has_lost:
             self._replace_or_raise(lambda part: reset_of(reset, part.rows))
@@ -198,7 +185,6 @@ class FederatedLane:
             self._begin_reset(0.0)
 
     def _begin_reset(self, timeout: float | None) -> None:
-        """Begin the reset that is to be begun, once all of its rows are on a hub; errors as for ``present_parts``."""
         reset = self._reset
         if reset is None or self._request.is_pending:  # an interrupt may have come after it was begun
             return
@@ -250,7 +236,6 @@ class FederatedLane:
         return batch._replace(rows=rows)
 
     def _keep_objects(self, rows: Sequence[tuple[int, bytes]]) -> None:
-        """Keep the observations of no fixed size that these rows have shown."""
         for row, blob in rows:
             self._objects[row] = bytes(codec.decode_pair(blob)[0])
 
@@ -299,8 +284,6 @@ class FederatedLane:
                 part.take(array)[...] = last
             rows += part.rows if self._has_object_leaves else ()
         return [(row, codec.encode_pair(self._objects[row], b"")) for row in rows]
-
-    # --- parts of the batch ---------------------------------------------------------------------------------------
 
     @property
     def outstanding(self) -> int:
@@ -386,7 +369,6 @@ class FederatedLane:
         return whole
 
     def _received(self, part: HubPart) -> Batch | None:
-        """The results of the part's envs that are done; None if there are none."""
         if not part.lane.done_rows():
             return None
         batch = part.numbered(part.lane.wait_rows(1, 0))

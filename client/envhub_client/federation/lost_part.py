@@ -34,7 +34,6 @@ class LostRows:
     """Results that each row has returned since its session was over, and those that it is to return, by masks."""
 
     def __init__(self, earlier: Sequence[np.ndarray], sent: np.ndarray) -> None:
-        """Rows with these last observations, all of which are to be truncated; a mask says which were sent."""
         count = len(sent)
         self.earlier = earlier
         self.truncation_pending = np.ones(count, bool)  # it was not returned yet
@@ -45,7 +44,6 @@ class LostRows:
         self.reported = np.zeros(count, bool)  # truncated first by the last step of all rows
 
     def of(self, rows: range) -> LostRows:
-        """The state of these rows, numbered from 0."""
         own = slice(rows.start, rows.stop)
         part = LostRows([leaf[own] for leaf in self.earlier], self.due[own])
         part.truncation_pending = self.truncation_pending[own].copy()
@@ -58,7 +56,6 @@ class LostRows:
 
     @property
     def are_waiting(self) -> np.ndarray:
-        """Mask of the rows whose steps begin once they are on a hub again."""
         mask = np.zeros(len(self.due), bool)
         for env_ids, *_ in self.waiting:
             mask[env_ids] = True
@@ -78,7 +75,6 @@ class LostRows:
             self.waiting.append((env_ids[~pending], codes, [array[~pending] for array in arrays]))
 
     def truncate_waiting(self) -> None:
-        """Have the rows truncated that wait for a hub."""
         waiting = self.are_waiting
         self.truncation_pending |= waiting
         self.due |= waiting
@@ -91,12 +87,10 @@ class LostRows:
             array[rows] = leaf[rows]
 
     def note_told(self, rows: np.ndarray) -> None:
-        """Note that the truncations of these rows, of those that have one, were returned."""
         self.truncation_pending[rows] = False
         self.forget(rows)
 
     def forget(self, rows: np.ndarray) -> None:
-        """Forget that these rows were sent."""
         self.due[rows] = False
         self.waiting = [each for each in self.waiting if not np.isin(each[0], rows).any()]
 
@@ -119,11 +113,7 @@ class LostPart:
         lane_of: Callable[[Sequence[HubPart]], Lane],
         workers: int | None = None,
     ) -> None:
-        """Continue after a lane that was lost, of whose rows a mask says which were sent.
-
-        With ``has_object_leaves`` observations have leaves of no fixed size, too. The rows are those of a vector
-        env if they have a number of ``workers``, each of which steps all of its rows in one call.
-        """
+        """Continue after ``lost``; rows of a vector env have ``workers``, each of which steps its rows in one call."""
         self.name, self.num_envs, self.leaves = lost.name, lost.num_envs, lost.leaves
         # Before the rebuild begins, which ends the lost session.
         self.rows = LostRows(lost.last_observations(), outstanding)
@@ -166,7 +156,6 @@ class LostPart:
         return parts
 
     def _of(self, part: HubPart) -> LostPart:
-        """A lane like this of the rows of one of the parts that were made."""
         lane = copy(self)
         lane.num_envs, lane.rows = len(part.rows), self.rows.of(part.rows)
         lane._own, lane._lane = part.moved(-part.rows.start), part.lane
@@ -215,8 +204,6 @@ class LostPart:
             late = f"{loss}; its envs are not made again yet"
         raise of_hub(HubTimeout(f"{late}: wait again"), made[0].hub if made else loss.hub) from loss
 
-    # --- the whole batch ------------------------------------------------------------------------------------------
-
     def begin_reset(self, reset: Reset) -> None:
         self._forget_last()
         self._begin = lambda lane: lane.begin_reset(reset)
@@ -224,7 +211,6 @@ class LostPart:
         self._begun += 1
 
     def _forget_last(self) -> None:
-        """Forget what was begun before."""
         self._begin = self._tried = self._joined = self._error = self._unreset = None
         self._by_rows = self.rows.reported[:] = False
         self.rows.forget(np.arange(self.num_envs))
@@ -242,7 +228,6 @@ class LostPart:
         self._begun += 1
 
     def _are_whole(self, rows: np.ndarray) -> bool:
-        """True if these rows can be stepped without the others."""
         return self._workers is None or whole_shares(np.flatnonzero(rows).tolist(), self.num_envs, self._workers)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
@@ -328,8 +313,6 @@ class LostPart:
         flags = np.zeros(count), np.zeros(count, bool), np.ones(count, bool)
         return Batch(into, *flags, [(row, blob) for row in rows.tolist()], [], rows)
 
-    # --- some rows ------------------------------------------------------------------------------------------------
-
     @property
     def outstanding(self) -> int:
         return int(self.are_outstanding.sum())
@@ -363,11 +346,9 @@ class LostPart:
 
     @property
     def waiting_rows(self) -> np.ndarray:
-        """The outstanding rows whose steps begin once they are on a hub again."""
         return np.flatnonzero(self.rows.are_waiting)
 
     def _done_on_hub(self) -> int:
-        """Number of rows whose results have come from the hub that has them now."""
         return self._lane.done_rows() if self._lane is not None and self._lane.outstanding else 0
 
     def done_rows(self) -> int:

@@ -49,11 +49,7 @@ class PartsOpener:
     is_only_hub = False
 
     def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
-        """``hubs`` returns the hubs that may have envs now; ``make`` has the request for some rows.
-
-        ``options.split`` says how many rows each hub gets, or ``options.hub_index`` which one gets all; without them
-        that follows from their free CPUs.
-        """
+        """Without ``options.split`` and ``options.hub_index`` the free CPUs say how many rows each hub gets."""
         self._hubs = hubs
         self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=False), SeedsGiven()
         self._make = make
@@ -69,7 +65,6 @@ class PartsOpener:
         return [*hubs[first:], *hubs[:first]]
 
     def open(self, num_envs: int) -> list[HubPart]:
-        """Open the first sessions, on as many hubs as are needed; errors as for ``Opener.open``."""
         hubs = self.hubs()
         if self.options.hub_index is not None:
             return self._on_first_that_serves(hubs, num_envs)
@@ -102,7 +97,6 @@ class PartsOpener:
         return connected
 
     def _begun(self, hub: Member, timeout: float) -> Connection | errors.EnvHubError:
-        """A connection to a hub which may not have answered yet, or the reason why there cannot be one."""
         token, reconnect_timeout = secrets.token_bytes(16), self.options.reconnect_timeout
         try:
             connection = Connection(ZeroMqTransport(hub.address), token, timeout, reconnect_timeout)
@@ -117,7 +111,6 @@ class PartsOpener:
         return connection
 
     def _answered(self, begun: Connection | errors.EnvHubError) -> Connection:
-        """The connection, once its hub has answered; errors as for ``connect``."""
         if isinstance(begun, errors.EnvHubError):
             raise begun
         try:
@@ -163,7 +156,6 @@ class PartsOpener:
     def _made(
         self, makers: Sequence[tuple[str, range, SessionMaker]], maker: SessionMaker, is_wanted: Callable[[], bool]
     ) -> Made:
-        """Wait until the envs of one of the makers are built; errors as for ``parts``."""
         while True:
             try:
                 return maker.made(LOOK_S)
@@ -194,8 +186,6 @@ class PartsOpener:
             for each in ours:
                 self._connections.pop(each, None)
 
-    # --- in place of sessions that were lost ------------------------------------------------------------------------
-
     def open_again(
         self,
         lost: HubPart,
@@ -205,7 +195,6 @@ class PartsOpener:
         check: Callable[[HubPart], None],
         deadline: Deadline,
     ) -> Sequence[HubPart]:
-        """Open sessions on the hub that comes back, or on any that has room; as ``Opener.open_again``."""
         failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {lost.hub} no more")]
         for members in self._choices(lost):
             hubs = self.connect(members, REBUILD_ANSWER_S, failures.append)
@@ -288,15 +277,11 @@ def check_agreement(hubs: Sequence[tuple[Connection, SessionDescription]], optio
     (first, wanted), *others = hubs
     for connection, description in others:
         for what, mine, theirs in _compared(wanted, description, options):
-            _check_same(first, connection, what, mine, theirs)
-
-
-def _check_same(first: Connection, second: Connection, what: str, mine: Any, theirs: Any) -> None:
-    if mine != theirs:
-        raise errors.RequestRefused(
-            f"the hubs at {first.address} and {second.address} cannot share a vector env: their {what} differ, "
-            f"{errors.shown(mine, 200)} and {errors.shown(theirs, 200)}"
-        )
+            if mine != theirs:
+                raise errors.RequestRefused(
+                    f"the hubs at {first.address} and {connection.address} cannot share a vector env: their {what} "
+                    f"differ, {errors.shown(mine, 200)} and {errors.shown(theirs, 200)}"
+                )
 
 
 def _compared(
@@ -324,7 +309,6 @@ class OnlyHub:
     is_only_hub = True
 
     def __init__(self, address: str | Secret[str] | None, make: Make, options: SessionOptions) -> None:
-        """``make`` is the request for all rows; without an address they are on the private hub."""
         self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=address is None), SeedsGiven()
         self._address, self._make = address, make
         self._makers: list[SessionMaker] = []  # of sessions that may be there; the last one is in use

@@ -34,11 +34,9 @@ class HubPart:
 
     @property
     def connection(self) -> Connection:
-        """The connection to the hub."""
         return self.maker.connection
 
     def moved(self, by: int) -> HubPart:
-        """The same session, with rows whose numbers are greater by ``by``."""
         return HubPart(self.hub, range(self.rows.start + by, self.rows.stop + by), self.maker, self.lane)
 
     def places(self, env_ids: np.ndarray) -> np.ndarray:
@@ -57,7 +55,6 @@ class HubPart:
         )
 
     def observe_request(self) -> Observe:
-        """The request for the rows' last observations."""
         return Observe(self.connection.protocol.token, described=True)
 
     def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:

@@ -35,10 +35,7 @@ class OtherEnvs(errors.RequestRefused):
 
 
 class Rebuild:
-    """The making of a lost part's rows on other sessions, in a thread, while the rows of the other hubs go on.
-
-    Where that fails, the error is raised once, and the next look at this begins the making again.
-    """
+    """The making of a lost part's rows in a thread; its error is raised once, and the next look begins it again."""
 
     def __init__(
         self,
@@ -47,11 +44,7 @@ class Rebuild:
         make: Callable[[Rebuild], Sequence[HubPart]],
         clear: Callable[[Rebuild], None],
     ) -> None:
-        """Have the envs made again by ``make``, which returns parts with rows from 0, at the first look at this.
-
-        Steps wait for that ``patience_s`` seconds in all. ``clear`` is called once the envs are made, or wanted no
-        more, and may take long.
-        """
+        """``make`` returns parts from row 0; ``clear`` follows once they are made or unwanted, and may take long."""
         self.loss = copy(loss)  # without its traceback, whose frames hold the vector env
         self._until_s = time.monotonic() + patience_s
         self._make, self._clear = make, clear
@@ -67,7 +60,6 @@ class Rebuild:
         self._was_raised = False  # the error; last: after an interrupt before, this is done once more
 
     def _started(self) -> threading.Event:
-        """The event of the end, once the thread has begun."""
         if self._was_raised and not self.stopped:
             self._thread.join()  # which has set the event, and clears nothing
             self._prepare()
@@ -99,7 +91,6 @@ class Rebuild:
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which a step still waits."""
         return max(0.0, self._until_s - time.monotonic())
 
     def wait(self, timeout: float | None) -> bool:
@@ -130,7 +121,6 @@ class Rebuild:
             self._over.set()
 
     def join(self) -> None:
-        """Wait for the end of the thread, which was told to stop."""
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)
 
@@ -169,7 +159,6 @@ class PartRebuilder:
     """Has the rows of lost parts made again, with the attributes that were set."""
 
     def __init__(self, opener: Opener, description: SessionDescription) -> None:
-        """Make envs again as ``description`` describes."""
         self.is_only_hub = opener.is_only_hub
         # Seconds for which the rows of other hubs wait for those of a lost one.
         self.patience_s = math.inf if opener.is_only_hub else opener.options.faults.restart_wait
@@ -185,7 +174,6 @@ class PartRebuilder:
         self._attributes[key] = message
 
     def stop(self) -> None:
-        """Make nothing again any more: the envs are being closed."""
         self._stopped = True
         for rebuild in self._rebuilds:
             rebuild.stop()
@@ -218,8 +206,6 @@ class PartRebuilder:
     def workers_of(self, part: HubPart) -> int | None:
         """The number of workers of this part, if it has rows of a vector env, which a worker steps in one call."""
         return part.maker.sizing.num_workers if self._description.vector else None
-
-    # --- in the thread of a rebuild -------------------------------------------------------------------------------
 
     def _made_again(
         self, lost: HubPart, gone: Sequence[HubPart], rebuild: Rebuild, num_workers: int | None, losses: int

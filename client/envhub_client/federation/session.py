@@ -36,10 +36,7 @@ class FederatedSession(VectorSession):
     """A ``VectorSession`` of parts; that class describes its attributes, and methods without a docstring."""
 
     def __init__(self, class_name: str, opener: Opener, num_envs: int) -> None:
-        """Have the sessions opened, and wait until all envs are built. ``class_name`` is of the class that holds it.
-
-        Errors are those of ``Session``, of the first hub in the order of ``hubs``, and of hubs that do not agree.
-        """
+        """Errors are those of ``Session``, of the first hub in the order of ``hubs``, and of hubs that do not agree."""
         self.in_use = InUse()
         self._opener = self._ending = opener
         self.options, self.values, self._seeds = opener.options, opener.values, opener.seeds
@@ -64,7 +61,6 @@ class FederatedSession(VectorSession):
 
     @property
     def connection(self) -> Connection:
-        """The connection to the first hub."""
         return self._lane.hub_parts()[0].connection
 
     @property
@@ -84,7 +80,6 @@ class FederatedSession(VectorSession):
 
     @property
     def sizing(self) -> Sizing:
-        """Number of processes that host the envs now, on all hubs, and each hub's reason."""
         sizings = [(part.hub, part.maker.sizing) for part in self._lane.hub_parts()]
         if self._opener.is_only_hub:
             return sizings[0][1]
@@ -93,14 +88,10 @@ class FederatedSession(VectorSession):
 
     @property
     def compression(self) -> str:
-        """Compressions of observations on the wire lane, of all hubs; empty for none."""
         return "+".join(sorted({part.maker.compression for part in self._lane.parts} - {""}))
 
     def hub_of(self, env: int) -> str | None:
-        """The name of the hub that has this env now; None where it is not known."""
         return next(part.connection.hub for part in self._lane.parts if env in part.rows)
-
-    # --- calls --------------------------------------------------------------------------------------------------------
 
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun, once each hub has its part of a call that was given up."""
@@ -164,7 +155,6 @@ class FederatedSession(VectorSession):
         return results
 
     def set_attr(self, message: SetAttr) -> None:
-        """Set an attribute; errors as for ``call``."""
         count = self.description.num_envs
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts(message.rows)}
         with self._given_up_at_error():
@@ -173,7 +163,6 @@ class FederatedSession(VectorSession):
         self._rebuilder.remember(message)
 
     def observe(self) -> Reply:
-        """Last observations of the envs, as in a hub's reply to OBSERVE."""
         parts = self._lane.present_parts()
         with self._given_up_at_error():
             self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts}, HubPart.observed)
@@ -183,8 +172,6 @@ class FederatedSession(VectorSession):
         steps = [count for message, _ in observed for count in message.steps]
         given = [flag for message, _ in observed for flag in message.given]
         return Reply(Op.OBSERVE, Observed(len(steps), steps, given), [array.tobytes() for array in arrays])
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         self.check_free("detach")
@@ -204,7 +191,6 @@ class FederatedSession(VectorSession):
             self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close a session that was not closed; at the program's end its connections' end does it."""
         if is_finalizing() or not hasattr(self, "_opener"):
             return
         if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that

@@ -74,7 +74,6 @@ class Attachment:
 
     @property
     def bells(self) -> list[int]:
-        """The eventfds of the client and of each worker, once the arena is mapped."""
         return self._reader.descriptors
 
     def arena(self, layout: Layout) -> Arena:

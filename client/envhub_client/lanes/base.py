@@ -22,24 +22,16 @@ class InfoGroup(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The results of a reset or of a step, of all envs or of some.
+    """The results of a reset or of a step, of all envs or of some."""
 
-    Attributes:
-        observations: an array per leaf of fixed size.
-        rewards, terminations, truncations: one entry per env; None for a reset.
-        rows: row and blob of the envs whose info travels by itself. The blob is the encoded info, or, where
-            observations have leaves of no fixed size, those and the info.
-        groups: the other infos.
-        env_ids: of which envs this is, ascending; None for all of them.
-    """
-
-    observations: Sequence[np.ndarray]
-    rewards: np.ndarray | None
+    observations: Sequence[np.ndarray]  # one per leaf of fixed size
+    rewards: np.ndarray | None  # None for a reset, as the flags are
     terminations: np.ndarray | None
     truncations: np.ndarray | None
+    # Of envs whose info travels by itself: it, encoded; with the observations of no fixed size, where there are any.
     rows: list[tuple[int, bytes]]
-    groups: list[InfoGroup]
-    env_ids: np.ndarray | None = None
+    groups: list[InfoGroup]  # the other infos
+    env_ids: np.ndarray | None = None  # ascending; None for all envs
 
 
 class Lane(Protocol):
@@ -69,8 +61,7 @@ class Lane(Protocol):
         What was waited for is to be waited for again.
         """
 
-    def begin_reset(self, reset: Reset) -> None:
-        """Begin a reset."""
+    def begin_reset(self, reset: Reset) -> None: ...
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         """Begin a step of all envs, by a code per action leaf and a contiguous array per leaf that has one by its code.
@@ -98,8 +89,7 @@ class Lane(Protocol):
         """Number of envs that were begun by ``begin_rows`` and not taken."""
 
     @property
-    def are_outstanding(self) -> np.ndarray:
-        """Mask of the envs that are outstanding."""
+    def are_outstanding(self) -> np.ndarray: ...
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only, with an array per action leaf; ``confirm_rows`` waits for the hub's reply.

@@ -47,10 +47,7 @@ class Begun(Enum):
 
 
 class SharedLane:
-    """Steps in the arena; everything else goes by the wire lane, which it holds.
-
-    With ``copy`` every observation array is the caller's own. Without, it is one of the arena's two slots.
-    """
+    """Steps in the arena, and without ``copy`` returns its slots; everything else goes by the wire lane."""
 
     name = "shared"
 
@@ -121,7 +118,6 @@ class SharedLane:
             self._ring(self._bells)
 
     def _leave_to_hub(self) -> None:
-        """Have the hub drive what is begun next."""
         self._keep_last()
         self._begun = Begun.BY_HUB
         self._driver.forget()
@@ -318,7 +314,6 @@ class SharedLane:
             self._poller.poll(0)  # without a fence, a system call has to come before what a word guards is read
 
     def _check_hub(self, events: list[tuple[int, int]], deadline: Deadline | None) -> None:
-        """Check that the hub still serves this session, after these events of the poller."""
         if self._arena.revoked:
             self._fail_as_revoked(deadline)
         if any(descriptor != self._bell for descriptor, _ in events):
@@ -337,12 +332,10 @@ class SharedLane:
                 self._arena.revoke()  # the hub may have taken that back
 
     def close(self) -> None:
-        """Drop every view of the memory."""
         self._poller.close()
         self._arena = self._driver = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
-        """Let go of the memory, and raise why the hub has revoked the session."""
         self._let_go_if_revoked()
         self._ask_hub([], deadline)
         text = f"{hub_at(self._connection.address)} has ended this session"

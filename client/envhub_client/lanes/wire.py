@@ -44,11 +44,7 @@ _EMPTY = _Inbox()
 
 
 class WireLane:
-    """Requests and replies over a connection.
-
-    With ``copy`` every observation array is the caller's own. Without, two sets of buffers alternate. With
-    ``keeps_last`` the lane has ``last_observations``.
-    """
+    """Requests and replies over a connection; without ``copy`` two sets of buffers for observations alternate."""
 
     name = "wire"
 
@@ -259,7 +255,6 @@ class WireLane:
     def _infos(
         self, frames: Sequence[Frame], deadline: Deadline | None
     ) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
-        """The infos in the frames that follow the arrays."""
         if len(frames) > 2:
             raise ValueError(f"{len(frames)} frames of infos")
         rows = messages.unpack_rows(frames[0], self.num_envs)

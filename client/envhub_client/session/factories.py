@@ -88,11 +88,7 @@ def _why(factories: Sequence[object], error: Exception) -> str:
 
 
 def _pickled(factories: Sequence[object]) -> bytes:
-    """The list of factories, pickled, with the places of each factory alone.
-
-    There are no places where all factories together are small, or share their data: as one list, what they share
-    is pickled once.
-    """
+    """The factories, pickled, with the places of each unless they are small or share data, which one list has once."""
     whole = pickling.dumps(list(factories))
     different = {id(factory): factory for factory in factories}
     if len(whole) < ALONE_BYTES_MIN or len(different) == 1:

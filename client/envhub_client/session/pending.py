@@ -36,7 +36,6 @@ class PendingRequest:
     """Pending requests of a session."""
 
     def __init__(self, class_name: str, carriers: Sequence[Carrier]) -> None:
-        """Nothing pending, in an object of this class; a request is given up at each of its ``carriers``."""
         self.state = AsyncState.DEFAULT
         self.kept: Any = None  # the result of the pending request, or the error that it ended by, once it has come
         self.notified = 0  # observers

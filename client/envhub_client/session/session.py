@@ -64,11 +64,7 @@ Begin = Callable[[np.ndarray, bytes, Sequence[np.ndarray]], None]
 
 
 class Shares:
-    """Holds the actions of envs until those of the others of their share, a worker's envs, are sent.
-
-    Attributes:
-        held: the envs that were sent and wait for others, ascending.
-    """
+    """Holds the actions of envs until those of the others of their share, a worker's envs, are sent."""
 
     def __init__(self, shares: Iterable[range]) -> None:
         self._share = {row: share for share in shares for row in share}
@@ -78,7 +74,6 @@ class Shares:
         self._actions, self.held = actions, sorted(actions)
 
     def _rows(self, env_ids: Iterable[int]) -> list[int]:
-        """The envs of the shares that these are of, ascending."""
         return sorted(row for share in {self._share[env_id] for env_id in env_ids} for row in share)
 
     @property
@@ -87,7 +82,6 @@ class Shares:
         return [row for row in self._rows(self.held) if row not in self._actions]
 
     def give_up(self) -> None:
-        """Forget what is held."""
         self._hold({})
 
     def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
@@ -144,18 +138,15 @@ class VectorSession(ABC):
 
     @property
     @abstractmethod
-    def token(self) -> str:
-        """The key to this session, with which another process takes it over or observes it."""
+    def token(self) -> str: ...
 
     @property
     @abstractmethod
-    def sizing(self) -> Sizing:
-        """Number of processes that host the envs now, and the reason."""
+    def sizing(self) -> Sizing: ...
 
     @property
     @abstractmethod
-    def compression(self) -> str:
-        """Compression of observations on the wire lane; empty for none."""
+    def compression(self) -> str: ...
 
     @abstractmethod
     def hub_of(self, env: int) -> str | None:
@@ -325,8 +316,6 @@ class Session(VectorSession):
     def hub_of(self, env: int) -> str | None:
         return self.connection.hub
 
-    # --- calls --------------------------------------------------------------------------------------------------------
-
     def call(self, call: Call) -> dict[int, Frame]:
         return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs, self.connection)
 
@@ -342,8 +331,6 @@ class Session(VectorSession):
 
     def observe(self) -> Reply:
         return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))
-
-    # --- the end ------------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         self.check_free("detach")

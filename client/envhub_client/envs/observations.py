@@ -17,6 +17,8 @@ from envhub.values.info_columns import UNBATCHED, VECTOR_REWARD, Column, Tree
 from envhub.values.leaf import OBJECT
 from envhub_client.lanes.base import Batch, InfoGroup
 
+REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
+log = logging.getLogger("envhub")
 _ADD_INFO = VectorEnv._add_info
 _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
 
@@ -160,11 +162,6 @@ def _assigned(
             array[:] = None
     array[rows] = _NUMPY_BOOLS[(values.view(np.uint8) != 0).astype(int)] if array.dtype == object else values
     return array
-
-
-REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
-
-log = logging.getLogger("envhub")
 
 
 class UnreadableRow(ValueError):

@@ -142,7 +142,6 @@ class FederatedLane:
         return parts[0].lane if len(parts) == 1 else FederatedLane(parts, self._has_object_leaves, copy=True)
 
     def _serves(self) -> bool:
-        """True if some hub has its rows, or has rows again."""
         return any(not isinstance(part.lane, LostPart) or part.lane.made for part in self.parts)
 
     def present_parts(self, rows: Sequence[int] = (), timeout: float | None = None) -> list[HubPart]:
@@ -251,7 +250,6 @@ class FederatedLane:
         return while_in_reach(lambda: _connections(part), self._silence_s_max, timeout, wait)
 
     def _check_reach(self, part: HubPart) -> None:
-        """Raise ``HubLost`` where a hub of this part is out of reach for longer than envs of other hubs wait for it."""
         if self._silence_s_max is not None:
             for connection in _connections(part):
                 connection.check_reach(self._silence_s_max)

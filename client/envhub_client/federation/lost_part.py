@@ -141,10 +141,9 @@ class LostPart:
         return self.rebuild.over and not self.made
 
     def successors(self, part: HubPart) -> list[HubPart]:
-        """The parts that take the place of ``part``, whose lane this is; ``part`` itself as long as there are none.
+        """The parts in place of ``part``, whose lane this is, each of one hub; itself as long as there are none.
 
-        Each is of one hub. Its lane is one like this as long as some of its rows are to be truncated, or have no
-        observation there. Nothing may be under way but steps of some rows, and ``settle`` must have been called.
+        Nothing may be under way but steps of some rows, and ``settle`` must have been called.
         """
         is_settled = self.rows.are_settled
         if not self.made or (self._own is not None and not is_settled):

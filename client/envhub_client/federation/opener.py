@@ -234,10 +234,7 @@ class PartsOpener:
         return parts
 
     def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
-        """End these sessions as ``end`` does, on a hub that is out of reach when it is back.
-
-        Once ``is_wanted`` returns False, that is left to the hub, which ends a session whose client does not return.
-        """
+        """Once it is unwanted, a hub out of reach is left to end a session whose client does not return."""
 
         def wait(connection: Connection, timeout: float | None) -> None:
             while is_wanted():

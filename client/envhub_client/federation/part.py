@@ -11,7 +11,7 @@ import numpy as np
 
 from envhub.errors import HubTimeout
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observe, Observed, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.protocol.messages import Call, Observed, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Batch, Lane
@@ -53,9 +53,6 @@ class HubPart:
             groups=[group._replace(rows=group.rows + first) for group in batch.groups],
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )
-
-    def observe_request(self) -> Observe:
-        return Observe(self.connection.protocol.token, described=True)
 
     def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
         """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""

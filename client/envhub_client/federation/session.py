@@ -14,7 +14,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observed, Op, SetAttr
+from envhub.protocol.messages import Call, Observe, Observed, Op, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub.values import spaces
@@ -165,7 +165,8 @@ class FederatedSession(VectorSession):
     def observe(self) -> Reply:
         parts = self._lane.present_parts()
         with self._given_up_at_error():
-            self._ask(Op.OBSERVE, {part: part.observe_request() for part in parts}, HubPart.observed)
+            messages = {part: Observe(part.connection.protocol.token, described=True) for part in parts}
+            self._ask(Op.OBSERVE, messages, HubPart.observed)
             observed = self._request.results(None)
         arrays = [np.concatenate(leaf) for leaf in zip(*(arrays for _, arrays in observed), strict=True)]
         self._lane.put_earlier(arrays)

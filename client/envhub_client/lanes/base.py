@@ -70,12 +70,7 @@ class Lane(Protocol):
         """
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        """The results of what was begun; with ``into`` the observations are written there, an array for each leaf.
-
-        Raises:
-            HubTimeout: not within ``timeout`` seconds.
-            Exception: what an env raised.
-        """
+        """The results of what was begun, or ``HubTimeout``, or what an env raised; observations go ``into`` arrays."""
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -94,22 +89,15 @@ class Lane(Protocol):
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Begin a step of these envs only, with an array per action leaf; ``confirm_rows`` waits for the hub's reply.
 
-        Several hubs are all asked before one is waited for. Where one refuses, its envs have not moved, and the others
-        have.
-
-        Raises:
-            ValueError: one of them is under way, or others are with actions of a dtype of another size.
+        ``ValueError`` if one is under way, or others are with actions of a dtype of another size. Several hubs are all
+        asked before one is waited for: where one refuses, its envs have not moved, and the others have.
         """
 
     def confirm_rows(self, timeout: float | None) -> None:
         """Wait until the hub has begun what ``begin_rows`` sent, if anything is not confirmed; errors as there, too.
 
-        An interrupt of ``begin_rows`` may have come before anything was sent: then the envs are not outstanding.
-
-        Raises:
-            HubTimeout: no reply within ``timeout`` seconds; it can be waited for again.
-            SessionBusy: a wait for others timed out, and the hub is too old for another ``begin_rows`` before it is
-                repeated.
+        An interrupt of ``begin_rows`` may have come before anything was sent: then the envs are not outstanding. After
+        ``HubTimeout`` it can be waited for again.
         """
 
     def ask_rows(self) -> None:

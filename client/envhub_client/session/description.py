@@ -23,6 +23,7 @@ from envhub_client.session.options import ObservationMode, SessionOptions
 
 REMOTE = "EnvHub/Remote-v0"
 NOT_RUN = "envhub_client.session.description:refuse_to_make"  # in place of an entry point that is the hub's choice
+log = logging.getLogger("envhub")
 GYMNASIUM_WRAPPER = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
 
 
@@ -35,10 +36,7 @@ def refuse_to_make(**kwargs: Any) -> Any:
 
 
 def inert_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
-    """The spec of a hub on the network, which names nothing to run but what ``own_spec`` does.
-
-    Of wrappers, Gymnasium's own are kept, without those that write files.
-    """
+    """The spec, which names nothing to run but what ``own_spec`` does, and Gymnasium's wrappers that write no file."""
     own = own_spec(spec, asked)
     wrappers = tuple(
         each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
@@ -86,9 +84,6 @@ class ValueCodec:
             if self.allow_pickle:
                 raise
             raise RemoteProtocolError(f"a value of the hub cannot be read: {error}") from error
-
-
-log = logging.getLogger("envhub")
 
 
 class Sizing(NamedTuple):

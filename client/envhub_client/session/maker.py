@@ -65,10 +65,9 @@ class SessionMaker:
         num_workers: int | None = None,
         seeds: Sequence[int | None] | None = None,
     ) -> Lane:
-        """Make the session and return its lane; errors as for ``Session``, where an error leaves ``end`` to do.
+        """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do.
 
-        In place of a lost session, ``num_workers`` is how many processes there must be, and ``seeds`` are of the envs'
-        first resets.
+        ``num_workers`` and the ``seeds`` of the envs' first resets are those of a lost session.
         """
         timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
         private = program_hub() if self.hub is None else None
@@ -126,12 +125,7 @@ class SessionMaker:
     def _complete(
         self, make: Make, program_environment: ProgramEnvironment | None, num_workers: int | None = None
     ) -> Make:
-        """The request with what the options say; ``program_environment`` is the program's, of a private hub.
-
-        Raises:
-            RequestRefused: an option is one for private hubs, or one side cannot compress so.
-            TypeError: ``worker_setup`` cannot be pickled.
-        """
+        """The request with what the options say; ``RequestRefused`` for one that either side cannot keep."""
         options, hosting, setup = self.options, self.options.hosting, self.options.hosting.worker_setup
         if program_environment is not None:
             python = "" if hosting.python is None else os.path.expanduser(str(hosting.python))
@@ -164,11 +158,7 @@ class SessionMaker:
         )
 
     def made(self, timeout: float | None = None) -> Made:
-        """Wait for the session that was asked for last, until its envs are built; errors as for ``Session``.
-
-        Raises:
-            HubTimeout: they are not within ``timeout`` seconds; wait again.
-        """
+        """Wait until the envs are built; errors as for ``Session``, and ``HubTimeout``, after which to wait again."""
         connection = self.connection
         made: Made = connection.result(timeout).message
         text, asked = "", self._make

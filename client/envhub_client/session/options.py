@@ -24,6 +24,15 @@ from envhub_client.record_options import RecordOptions
 
 Policy = Literal["truncate", "raise"]
 InvalidPolicy = Literal["truncate", "raise", "pass"]
+PRIVATE = ("python", "rendering")  # options for private hubs only
+Rendering = Literal["egl", "osmesa"]
+ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode``, its value
+ObservationMode = Literal["same", "different", "first", "any"] | tuple[Space[Any], Space[Any]]
+InfoMode = Literal["batched", "by_env"]
+LaneName = Literal["auto", "wire"]
+LANE_VARIABLE = "ENVHUB_LANE"  # the lane of sessions whose options name none
+Compression = Literal["auto", "lz4", "zstd"]
+HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -104,10 +113,6 @@ class FaultOptions:
 
 FAULT_FIELDS = tuple(field.name for field in dataclasses.fields(FaultOptions))
 TIMES = tuple(name for name in FAULT_FIELDS if name.endswith(("_timeout", "_wait")) and not name.startswith("on_"))
-
-
-PRIVATE = ("python", "rendering")  # options for private hubs only
-Rendering = Literal["egl", "osmesa"]
 
 
 @dataclass(frozen=True)
@@ -204,15 +209,6 @@ def _check_recycle(recycle: object) -> None:
 
 
 HOSTING_FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))
-
-
-ModeName = Literal["NextStep", "SameStep", "Disabled"]  # of an ``AutoresetMode``, its value
-ObservationMode = Literal["same", "different", "first", "any"] | tuple[Space[Any], Space[Any]]
-InfoMode = Literal["batched", "by_env"]
-LaneName = Literal["auto", "wire"]
-LANE_VARIABLE = "ENVHUB_LANE"  # the lane of sessions whose options name none
-Compression = Literal["auto", "lz4", "zstd"]
-HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
 def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:

@@ -96,10 +96,7 @@ class PendingRequest:
         self.state, self.kept = AsyncState.DEFAULT, None
 
     def forget(self, error: BaseException) -> None:
-        """Give up the request of a call that both begins it and waits, such as ``step``, after this error in there.
-
-        Its caller knows of no request that is to be waited for. What was pending before the call stays pending.
-        """
+        """Give up the request of a call such as ``step``, after this error; what was pending before it stays so."""
         if not isinstance(error, (SessionBusy, SessionClosed, NothingPending, ConnectionInUse)):
             self.give_up()
             hide_frames(error)

@@ -85,12 +85,7 @@ class Shares:
         self._hold({})
 
     def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
-        """Have ``begin`` step the shares that are complete with these envs, and hold the actions of the others.
-
-        Raises:
-            ValueError: an env is held already, or the actions of a share have several dtypes; nothing has changed.
-            Exception: from ``begin``; nothing has changed.
-        """
+        """Have ``begin`` step the shares that these complete, and hold the others; an error changes nothing."""
         rows = env_ids.tolist()
         if not self.held and self._rows(rows) == sorted(rows):
             begin(env_ids, codes, arrays)

@@ -34,9 +34,11 @@ HOMES = {
     "HubProtocol": "envhub.protocol.hub",
     "Session": "envhub_client.session.session",
     "SessionMachine": "envhub_server.session.machine",
+    "SessionRuntime": "envhub_server.hub.runtime",
     "ArenaDriver": "envhub.arena.memory",
     "Gateway": "envhub_server.hub.gateway",
     "Row": "envhub_server.worker.row",
+    "Stepper": "envhub_server.worker.stepper",
 }
 
 

@@ -27,10 +27,7 @@ class Deadline:
 
 
 def answer_timeout(deadline: Deadline | None) -> float | None:
-    """For how long to wait for what a hub has at hand: as long as is left, and at least ``ANSWER_S``.
-
-    Each wait asks again, so one of no time at all would never have the answer.
-    """
+    """For how long to wait for what a hub has at hand: each wait asks again, and in no time would have no answer."""
     return None if deadline is None else max(ANSWER_S, deadline.left_s())
 
 

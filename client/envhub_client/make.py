@@ -208,7 +208,6 @@ def _checked_num_envs(num_envs: SupportsIndex) -> int:
 def _with_arguments(
     env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]
 ) -> Factory | Sequence[Factory]:
-    """The factories, given these arguments: of all envs, or of each."""
     if not any(each):
         return env
     if callable(env) and len(each) == 1:
@@ -312,18 +311,15 @@ def _by_factories(
 
 
 def _of_factories(factories: Sequence[Factory], vector: bool, rows: range) -> Make:
-    """The request for the envs of these factories in these rows."""
     return replace(make_of_factories(factories[rows.start : rows.stop]), vector=vector, row_offset=rows.start)
 
 
 def _of_rows(make: Make, rows: range) -> Make:
-    """The request for these rows of the envs that ``make`` asks for."""
     each = make.kwargs_each[rows.start : rows.stop]
     return replace(make, num_envs=len(rows), kwargs_each=each, row_offset=rows.start)
 
 
 def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
-    """The hubs, with keys as secrets."""
     if not isinstance(hub, (list, tuple)):
         guarded: Hubs | None = addresses.guarded(hub)
         return guarded
@@ -337,7 +333,6 @@ def _guarded(hub: str | Sequence[str] | None) -> Hubs | None:
 def _vector_env(
     hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, options: SessionOptions, origin: Origin
 ) -> HubVectorEnv:
-    """The vector env of what ``make`` asks for, on one hub or on several."""
     if not isinstance(options.record, RecordOptions):
         return HubVectorEnv(_session(hubs, make, num_envs, options), origin)
     if sys.platform == "linux":
@@ -393,9 +388,6 @@ def make(
     # Its caller resets it, as any single env.
     envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
     return HubEnv(envs)
-
-
-# --- the entry points of ``EnvHub/Remote-v0`` -------------------------------------------------------------------------
 
 
 def make_remote(env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any) -> HubEnv:

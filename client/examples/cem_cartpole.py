@@ -31,10 +31,7 @@ GENERATIONS_MAX = 50  # out of 250 seeds tried, none needed more than 6
 
 
 def learn(hub: str | None, seed: int, console: Console, **options: Any) -> float:
-    """Learn, with ``options`` of ``envhub.make_vec``, until it is solved; returns the last mean return.
-
-    Everything that is random is of the seed, which learns the same on every machine.
-    """
+    """Learn from a seed, with ``options`` of ``envhub.make_vec``, until it is solved; returns the last mean return."""
     envs = envhub.make_vec("CartPole-v1", num_envs=NUM_ENVS, hub=hub, **options)
     rng = np.random.default_rng(seed)
     mean, deviation = np.zeros(4), np.ones(4)
@@ -96,7 +93,6 @@ def play(envs: Any, policies: np.ndarray, rng: np.random.Generator) -> tuple[np.
 
 
 def main() -> None:
-    """Run the command line; exit with 1 where it was not learned."""
     parser = argparse.ArgumentParser(description="Learn CartPole-v1 by the cross-entropy method.")
     parser.add_argument("--hub", metavar="ADDRESS", help="a hub's address; by default a private hub")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,4 @@
-"""A connection to a hub: requests and replies over a ``ZeroMqTransport``, by the rules of ``ClientProtocol``.
-
-One connection carries one request at a time and at most one session. It reconnects by itself; ``HubLost`` is raised
-only on proof that the hub is gone, or after it was out of reach for too long.
-"""
+"""A connection to a hub: requests and replies over a ``ZeroMqTransport``, by the rules of ``ClientProtocol``."""
 
 from __future__ import annotations
 
@@ -39,11 +35,7 @@ logger = logging.getLogger("envhub")
 
 
 class KeepAlive:
-    """A thread that keeps connections alive while their program is busy elsewhere, as in a long update of its policy.
-
-    libzmq replaces a connection that ends; but only a message tells the hub which session the new one belongs to, and
-    until then the session's lease runs. The thread sends that message, and warns of a hub that is out of reach.
-    """
+    """A thread that tells the hub whose session a new connection carries, while the program is busy elsewhere."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # which a thread may hold when the garbage collector closes a connection in it
@@ -160,7 +152,7 @@ class ConnectionLock(UserLock):
 
 
 class Connection:
-    """One connection, which carries one request at a time."""
+    """One connection, for one request at a time and at most one session, which reconnects by itself."""
 
     def __init__(
         self,
@@ -228,8 +220,6 @@ class Connection:
     def descriptors(self) -> Sequence[int]:
         """Descriptors of which one becomes readable when something of the hub may have arrived."""
         return self._transport.descriptors
-
-    # --- requests ---------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
         """Begin a request, whose frames must not change until its reply has come.
@@ -319,10 +309,7 @@ class Connection:
         self.reports.report_reach(now_s)
 
     def check(self) -> None:
-        """Keep up the connection while no thread waits on it: reconnect, warn, tell the hub whose session it carries.
-
-        A lane that does not wait on the connection calls this every ``CHECK_S``, when ``check_ns`` has passed.
-        """
+        """Keep up the connection on behalf of a lane that does not wait on it, when ``check_ns`` has passed."""
         with self.in_use:
             try:
                 if self._transport.hear(0) is None:
@@ -385,12 +372,10 @@ class Connection:
             raise
 
     def check_reach(self, silence_s_max: float) -> None:
-        """Check that the hub's address does not refuse connections, and that it has not been silent for so long.
-
-        A hub counts as out of reach at the second such look, or refusal: at the first look its messages may wait to be
-        taken in, since this program was stopped itself, and a forwarder that is started again refuses for a moment.
-        """
+        """Check that the hub's address does not refuse connections, and that it has not been silent for so long."""
         now_s = time.monotonic()
+        # Only the second look or refusal counts: at the first one messages may wait to be taken in, since this program
+        # was stopped itself, and a forwarder that is started again refuses for a moment.
         if self.protocol.refused_s >= RECHECK_S:
             raise self._loss("connections to its address are refused")
         silence_s = self.protocol.silence_s(now_s)

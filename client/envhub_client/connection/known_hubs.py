@@ -1,8 +1,4 @@
-"""Hubs by name: those that ``envhub login`` keeps for this user, those of a name in DNS, and those of a fleet on Ray.
-
-An address that is kept, with its keys, is a file of the user's alone, ``hubs/NAME`` in the folder of
-``envhub.transport.address.config_folder()``, so that no program, notebook or command line has a secret in it.
-"""
+"""Hubs by name: kept by ``envhub login`` in a file ``hubs/NAME`` of this user alone, in DNS, and of a fleet on Ray."""
 
 from __future__ import annotations
 
@@ -48,10 +44,7 @@ _SHOWN, _WHY_CHARS_MAX = 10, 500  # hubs and characters in one error
 
 
 def resolve(hub: str | Secret[str]) -> Address:
-    """The address that ``hub`` is, or that is kept under this name, or of the one hub that it stands for.
-
-    An address whose keys were left out where it was written down has those that this user keeps for its place.
-    """
+    """The address of the one hub that this stands for, with the keys that this user keeps, if it has none."""
     if isinstance(hub, str) and NAME.fullmatch(hub):
         kept = _kept(hub)
         try:
@@ -65,9 +58,19 @@ def resolve(hub: str | Secret[str]) -> Address:
 
 def _reached(address: str | Secret[str]) -> Address:
     if (place := dns_name(address)) is not None:
-        address = address_with_keys_of(place, only_dns_hub(place))
+        if len(hubs := dns_hubs(place)) > 1:
+            raise AddressError(
+                f"{_DNS}{place.host}:{place.port} stands for {len(hubs)} hubs ({', '.join(hubs[:_SHOWN])}), and one "
+                "connection goes to one hub: name one of them"
+            )
+        address = address_with_keys_of(place, hubs[0])
     elif (fleet := fleet_of(address)) is not None:
-        address = only_ray_hub(fleet)
+        if len(by_number := ray_hubs(fleet)) > 1:
+            raise AddressError(
+                f"the fleet {fleet!r} has {len(by_number)} hubs, and one connection goes to one hub; "
+                f"`envhub fleet ls ray://{fleet}` lists their addresses"
+            )
+        _, address = by_number.popitem()
     if isinstance(address, str) and address.startswith("ssh://"):
         if sys.platform == "win32":
             raise AddressError(only_linux("an ssh:// address"))
@@ -136,10 +139,7 @@ def names() -> list[str]:
 
 
 def make_own_key(new: bool = False) -> str:
-    """Make this user's own secret key, if there is none, or with ``new`` in any case; returns the public one, as text.
-
-    Addresses that are kept have the key with which they were kept.
-    """
+    """Make this user's own secret key, if there is none or with ``new``; returns the public one, as text."""
     path = _own_key()
     if new or not path.exists():
         write_secret(path, secret_text_of(sockets.new_key_pair()[1]), replace=new)
@@ -236,10 +236,7 @@ def dns_name(hub: str | Secret[str]) -> Address | None:
 
 
 def dns_hubs(place: Address) -> list[str]:
-    """``HOST:PORT`` of each hub that the name stands for now.
-
-    HOST is the hub's own name, which it keeps as it moves, or its IP address.
-    """
+    """``HOST:PORT`` of each hub that the name stands for now; HOST is the hub's own name, or its IP address."""
     try:
         answers = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -249,16 +246,6 @@ def dns_hubs(place: Address) -> list[str]:
     # A host with addresses of both families is one hub.
     family = min(each[0] for each in answers)
     return sorted({f"{_host(str(each[4][0]), family)}:{place.port}" for each in answers if each[0] == family})
-
-
-def only_dns_hub(place: Address) -> str:
-    hubs = dns_hubs(place)
-    if len(hubs) > 1:
-        raise AddressError(
-            f"{_DNS}{place.host}:{place.port} stands for {len(hubs)} hubs ({', '.join(hubs[:_SHOWN])}), and one "
-            "connection goes to one hub: name one of them"
-        )
-    return hubs[0]
 
 
 def _host(ip: str, family: socket.AddressFamily) -> str:
@@ -279,11 +266,7 @@ def fleet_of(hub: str | Secret[str]) -> str | None:
 
 
 def ray_hubs(fleet: str) -> dict[int, str | Secret[str]]:
-    """The addresses of the hubs of a fleet that serve now, by number.
-
-    A program that is connected to Ray asks the actors of the hubs. For any other, a process does so that connects to
-    the cluster of ``RAY_ADDRESS``, else to that of this machine.
-    """
+    """The addresses of a fleet's hubs that serve now, by number; a program without Ray asks by another process."""
     check_fleet_name(fleet)
     if sys.platform != "linux":
         raise AddressError(only_linux(f"ray://{fleet}"))
@@ -303,16 +286,6 @@ def ray_hubs(fleet: str) -> dict[int, str | Secret[str]]:
     if not access:
         raise HubUnreachable(f"no hub of the fleet {fleet!r} serves now; Fleet({fleet!r}).ls() says what they do")
     return {index: _nearest(*each) for index, each in sorted(access.items())}
-
-
-def only_ray_hub(fleet: str) -> str | Secret[str]:
-    hubs = ray_hubs(fleet)
-    if len(hubs) > 1:
-        raise AddressError(
-            f"the fleet {fleet!r} has {len(hubs)} hubs, and one connection goes to one hub; "
-            f"`envhub fleet ls ray://{fleet}` lists their addresses"
-        )
-    return hubs.popitem()[1]
 
 
 def _looked_up(fleet: str) -> Mapping[int, tuple[str, str]]:

@@ -42,11 +42,7 @@ class ConnectionContext(zmq.Context["zmq.Socket[bytes]"]):
 
 
 class SharedContext:
-    """The one ZeroMQ context of a program, made at its first use, which all of its connections share.
-
-    Each context has an I/O thread. With one for each of many connections, a step of 8 CartPoles costs nearly twice the
-    CPU time. The program may use and terminate ``zmq.Context.instance()`` as it likes.
-    """
+    """The ZeroMQ context of all connections: with an I/O thread for each, steps cost up to twice the CPU time."""
 
     def __init__(self, inherited: SharedContext | None = None) -> None:
         self._inherited = inherited  # of the parent of a forked child; pyzmq would warn if it was collected
@@ -190,7 +186,6 @@ class ZeroMqTransport:
 
     @property
     def closed(self) -> bool:
-        """True once ``close`` has returned."""
         return self._context is not None and bool(self._context.closed)
 
     def open(self, protocol: ClientProtocol) -> None:
@@ -258,8 +253,6 @@ class ZeroMqTransport:
             return f"this process cannot look up the host {target.host!r}: {error.strerror}"
         return ""
 
-    # --- messages -----------------------------------------------------------------------------------------------------
-
     # An exception between two frames of a message would have the next message taken for the rest of this one. So each
     # is noted before it begins, and sockets at which one was not finished are replaced before they are used again.
 
@@ -316,8 +309,6 @@ class ZeroMqTransport:
                 return reply
         self._whole = False  # see ``UNASKED_MESSAGES_MAX``
         return None
-
-    # --- the way to the hub -------------------------------------------------------------------------------------------
 
     def _on_monitor(self) -> None:
         closed = silent = renewed = False

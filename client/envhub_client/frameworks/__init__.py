@@ -18,11 +18,7 @@ RETIRED = {
 
 @contextmanager
 def needs(extra: str, module: str = "") -> Iterator[None]:
-    """Import in the block what needs this extra; ``module`` is the one that is imported, ``envhub.EXTRA`` without it.
-
-    Raises:
-        ModuleNotFoundError: a module is missing; its text names the extra.
-    """
+    """Import in the block what needs this extra, which the error of a missing module names."""
     try:
         yield
     except ModuleNotFoundError as error:

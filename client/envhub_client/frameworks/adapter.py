@@ -14,9 +14,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envhub_client.envs.vector_env import HubVectorEnv
 
-INVALID = (
-    "invalid_transition"  # in the info of a step that is none of the env's own, such as one that a crash cut short
-)
+# In the info of a step that is none of the env's own, such as one that a crash cut short.
+INVALID = "invalid_transition"
 
 
 def refuse_decided(options: Mapping[str, Any], framework: str, *names: str) -> None:
@@ -27,10 +26,7 @@ def refuse_decided(options: Mapping[str, Any], framework: str, *names: str) -> N
 
 @contextmanager
 def by_value(factories: Any, *packages: str) -> Iterator[None]:
-    """Have cloudpickle send what factories use of these packages; by reference, each worker would import PyTorch.
-
-    Where that is not possible, as for a factory that names a whole module, it is by reference all the same.
-    """
+    """Have cloudpickle send what factories use of these packages, if it can: else each worker imports PyTorch."""
     with ExitStack() as stack:
         for name in packages:
             package = sys.modules.get(name)

@@ -1,8 +1,4 @@
-"""Multi-agent envs of a hub, each a ``ParallelEnv`` of PettingZoo.
-
-A worker hosts a parallel env as one env of Gymnasium, with dicts by agent for spaces (server/docs/serve.md, Envs of
-dm_env and PettingZoo). Here its parts are given back to the agents, under their own keys.
-"""
+"""Multi-agent envs of a hub, each a ``ParallelEnv``; a worker hosts it as one env, with dicts by agent for spaces."""
 
 from __future__ import annotations
 
@@ -77,8 +73,6 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         agents: those that take the next action; empty before the first reset, after an episode's end, and after a step
             that raised what the env, its worker or an interrupt had raised: then only a reset goes on.
         possible_agents: all that may ever be in ``agents``.
-        observation_spaces: the space of each agent's observations.
-        action_spaces: the space of each agent's actions.
         hub_env: the ``HubEnv`` behind it.
     """
 
@@ -162,7 +156,6 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
                 raise SpaceMismatch(f"{why}; the env has not moved")
 
     def _end_all(self, acting: list[Any], observation: Any, info: dict[str, Any]) -> Results:
-        """The results of a step that a failure ended."""
         failure = {name: info[name] for name in FAILURE_KEYS if name in info}
         return (
             self._entries(observation, acting),

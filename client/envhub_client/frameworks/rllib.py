@@ -129,9 +129,6 @@ class HubMultiAgentEnv(MultiAgentEnv):  # Ray has no types
     RLlib's own wrapper takes the agents of the first reset for all agents, and never ends an episode whose last agents
     end differently. Here an episode ends when no agent is alive: truncated if an agent was truncated in its last step,
     else terminated. An agent that leaves without a flag is terminated: it gets no further reward.
-
-    Attributes:
-        par_env: the ``HubParallelEnv``.
     """
 
     def __init__(self, par_env: HubParallelEnv) -> None:
@@ -172,8 +169,7 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
     """Keeps episodes that a crash cut short apart; for ``config.callbacks(CutEpisodes)``.
 
     The row that reports the crash is no transition of the env's, and is taken out of the samples, with several agents
-    out of each one's. RLlib itself counts
-    every episode in ``episode_return_mean``. Besides, in ``result["env_runners"]``, there are:
+    out of each one's. RLlib itself counts every episode in ``episode_return_mean``. ``result["env_runners"]`` also has:
 
     - ``whole_episode_return_mean``, of the last 100 episodes of each env runner that no crash cut short;
     - ``num_cut_episodes``, how many were cut short between two results.
@@ -187,7 +183,8 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
         metrics_logger: Any = None,
         **kwargs: Any,
     ) -> None:
-        failed = any(map(_is_cut, _of_each_agent(episode)))
+        each = [*episode.agent_episodes.values()] if isinstance(episode, MultiAgentEpisode) else [episode]
+        failed = any(map(_is_cut, each))
         metrics_logger.log_value("num_cut_episodes", int(failed), reduce="sum")
         if not failed:
             whole = sum(chunk.get_return() for chunk in [*(prev_episode_chunks or ()), episode])
@@ -195,10 +192,6 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
 
     def on_sample_end(self, *, samples: list[Any], **kwargs: Any) -> None:
         samples[:] = [whole for episode in samples if (whole := _without_cut(episode)) is not None]
-
-
-def _of_each_agent(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAgentEpisode]:
-    return [*episode.agent_episodes.values()] if isinstance(episode, MultiAgentEpisode) else [episode]
 
 
 def _is_cut(episode: SingleAgentEpisode) -> bool:

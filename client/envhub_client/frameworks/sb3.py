@@ -46,8 +46,7 @@ class HubVecEnv(VecEnv):
         Args:
             env: a list of factories, as SB3 passes, or anything else that ``envhub.make_vec`` takes.
             num_envs: how many; not needed with a list.
-            start_method: as of ``SubprocVecEnv``; it is checked and changes nothing, for workers always start in the
-                same way.
+            start_method: as of ``SubprocVecEnv``; it is checked and changes nothing.
             **options: keywords of ``envhub.make_vec``, such as ``hub``, ``num_workers`` and the fault options.
 
         Raises:
@@ -75,8 +74,6 @@ class HubVecEnv(VecEnv):
         self._has_texts = any(isinstance(part, Text) for part in parts)
         # As ``DummyVecEnv`` does: ``VecVideoRecorder`` asks other classes than SB3's own for its ``render_fps``.
         self.metadata = {name: value for name, value in self.envs.metadata.items() if name != "autoreset_mode"}
-
-    # --- steps --------------------------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:
         """Reset every env with the seeds and options that were set; they hold for one reset."""
@@ -140,8 +137,6 @@ class HubVecEnv(VecEnv):
     def close(self) -> None:
         self.envs.close()
 
-    # --- attributes and methods ---------------------------------------------------------------------------------------
-
     def _rows(self, indices: VecEnvIndices) -> list[int]:
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
@@ -158,11 +153,9 @@ class HubVecEnv(VecEnv):
         return all(self.envs.has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each env; of a method a function that calls it in the hub."""
         return self._of_each(indices, functools.partial(attributes, self.envs, attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper."""
         if rows := sorted(set(self._rows(indices))):
             self.envs.set_attr(attr_name, [value] * len(rows), rows)
 
@@ -174,7 +167,6 @@ class HubVecEnv(VecEnv):
         )
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        """Tell of each env if it has a wrapper of this class, which is compared by name."""
         return self._of_each(indices, functools.partial(self.envs.is_wrapped, wrapper_class))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -182,9 +174,6 @@ class HubVecEnv(VecEnv):
             warnings.warn(f"get_images needs the render mode rgb_array, and it is {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
         return list(self.envs.render())
-
-
-# --- replay buffers ---------------------------------------------------------------------------------------------------
 
 
 class _Whole:

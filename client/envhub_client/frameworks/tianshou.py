@@ -106,8 +106,6 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._shown: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._under_way = False  # whether an error or Ctrl-C may have left a step of some envs
 
-    # --- attributes ---------------------------------------------------------------------------------------------------
-
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
         """The attribute of each env, None where it has none; of a method a function that calls it in the hub."""
         rows = self._rows(id)
@@ -125,7 +123,6 @@ class TianshouVectorEnv(BaseVectorEnv):
         return [values[row] for row in rows]
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Set an attribute of each env: where it is, on a wrapper or the env; a new one on the outermost wrapper."""
         if rows := sorted(set(self._rows(id))):
             self.envs.set_attr(key, [value] * len(rows), rows)
 
@@ -134,8 +131,6 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._assert_is_not_closed()
         self._settle()
         return self.ready_id if id is None else [range(self.env_num)[index] for index in self._wrap_id(id)]
-
-    # --- reset --------------------------------------------------------------------------------------------------------
 
     def reset(
         self, env_id: Ids = None, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -182,8 +177,6 @@ class TianshouVectorEnv(BaseVectorEnv):
             self._forget(rest)
         self._space_seeds = seeds
         return results
-
-    # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, action: Any, id: Ids = None) -> StepReturn:
         """Step every env, or these, and wait. Where one raises, the others' results are lost; ``reset`` goes on."""
@@ -242,8 +235,6 @@ class TianshouVectorEnv(BaseVectorEnv):
             except Exception as error:  # of one env, else no env returns any more
                 self._under_way = env_of(error) is not None
 
-    # --- the rest -----------------------------------------------------------------------------------------------------
-
     def render(self, **kwargs: Any) -> list[Any]:
         self._rows(None)
         return list(self.envs.call("render", **kwargs) if kwargs else self.envs.render())
@@ -255,11 +246,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
 
 def _made(env_fns: EnvLike, num_envs: int, options: Mapping[str, Any]) -> HubVectorEnv:
-    """These envs, whose spaces may differ: tianshou asks each env for its own.
-
-    Where the spaces have one structure, observations are batched in shared memory. Only the envs show whether they
-    have; if not, they are made again, and each env's observations travel as they are.
-    """
+    """These envs; made again where they show that their spaces have not one structure, for which batches need it."""
     # What resets have shown is returned later, so it is no view.
     decided = {**options, "autoreset_mode": AutoresetMode.SAME_STEP, "info_mode": "by_env", "copy": True}
     try:

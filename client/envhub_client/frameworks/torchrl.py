@@ -85,7 +85,6 @@ class HubTorchEnv(GymWrapper):
     _is_batched = False
 
     def __init__(self, env: HubVectorEnv, **options: Any) -> None:
-        """Wrap ``env``; ``options`` are keywords of ``GymWrapper``."""
         if env.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(f"a HubTorchEnv is of envs in the mode SAME_STEP, and these are in {env.autoreset_mode}")
         env.info_mode = "by_env"
@@ -98,8 +97,6 @@ class HubTorchEnv(GymWrapper):
         # ``GymWrapper`` takes the last axis of the rewards of a single env for its batch.
         self.reward_spec = Unbounded(shape=(env.num_envs, *(env.reward_shape or (1,))), device=self.device)
         self.observation_spec[INVALID] = Binary(shape=(env.num_envs, 1), dtype=torch.bool, device=self.device)
-
-    # --- steps --------------------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         shown = self._shown
@@ -180,8 +177,6 @@ class HubTorchEnv(GymWrapper):
                 tensors = reader(batched, tensors)
         return tensors
 
-    # --- resets -------------------------------------------------------------------------------------------------------
-
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         wanted = None if tensordict is None else tensordict.get("_reset", None)
         mask = np.ones(self._env.num_envs, bool) if wanted is None else wanted.reshape(-1).cpu().numpy()
@@ -190,15 +185,10 @@ class HubTorchEnv(GymWrapper):
         due = mask if kwargs else mask & ~shown.fresh
         infos = {row: info for row, info in shown.reset_infos.items() if mask[row]}
         if due.any():
-            infos |= self._reset_envs(due, **kwargs)
+            shown.observations, reset_infos = self._env.reset(**kwargs, env_ids=np.flatnonzero(due))
+            infos |= reset_infos
         shown.fresh = shown.fresh & ~mask
         return self._tensors(shown.observations, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
-
-    def _reset_envs(self, due: np.ndarray, seed: Any = None, options: Any = None) -> dict[int, dict[str, Any]]:
-        infos: dict[int, dict[str, Any]]
-        rows = np.flatnonzero(due)
-        self._shown.observations, infos = self._env.reset(seed=seed, options=options, env_ids=rows)
-        return infos
 
 
 def _column(values: np.ndarray) -> torch.Tensor:

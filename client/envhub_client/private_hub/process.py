@@ -34,11 +34,8 @@ _BOOT += "from envhub_server.private_hub import main; main{}"
 
 
 class PrivateHub:
-    """A hub process that serves this program only.
+    """A hub process that serves this program only; it passes its sockets' files over, and removes their paths.
 
-    It is made before it is started, so that its owner can hold it before there is a process.
-
-    The hub passes the files of its sockets through the socket pair that it was started with, and removes their paths.
     So no other process can connect to the hub, nor listen in its place once it has ended, and no file is left.
     """
 
@@ -64,7 +61,8 @@ class PrivateHub:
             held += (end.detach() for end in socket.socketpair())
             held.append(os.pidfd_open(self.owner_pid))
             held[:] = map(above_stdio, held)
-            with _folder() as folder:
+            memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+            with tempfile.TemporaryDirectory(prefix="envhub-", dir=memory, ignore_cleanup_errors=True) as folder:
                 self._spawn(program=held[2], line_end=held[1], folder=folder)
                 os.close(held.pop(1))
                 self._line = socket.socket(fileno=held.pop(0))
@@ -185,12 +183,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(
-        prefix="envhub-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None, ignore_cleanup_errors=True
-    )
 
 
 def _places() -> list[str]:

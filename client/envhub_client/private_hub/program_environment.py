@@ -132,10 +132,7 @@ def _pickled(spec: EnvSpec) -> bytes:
 
 
 def by_value_if_unimportable(entry: str) -> Any:
-    """Get the object that ``module:name`` names, if a worker does not find that module; else the text itself.
-
-    A worker's main module is another one, and some modules have their names in this program only.
-    """
+    """Get the object that ``module:name`` names, if a worker does not find that module; else the text itself."""
     module, _, name = entry.partition(":")
     if module in sys.modules and (module == "__main__" or not is_importable(module)):
         return functools.reduce(getattr, name.split("."), sys.modules[module])

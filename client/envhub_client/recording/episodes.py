@@ -1,9 +1,4 @@
-"""Batches of steps in memory, and the episodes that are cut out of them.
-
-The memory has ``BATCHES`` batches. The program fills one and hands it over; the process reads it and gives it back. A
-step has the row of each recorded env in arrays as the vector env returned them, and a mark where these do not say what
-happened to the env.
-"""
+"""Batches of steps in memory, which the program fills and a process reads, and the episodes cut out of them."""
 
 from __future__ import annotations
 
@@ -58,10 +53,7 @@ FLAGS = "reward", "termination", "truncation"
 
 
 def step_of(spaces: Sequence[Space[Any]], num_envs: int, has_finals: bool, frames: Sequence[int]) -> np.dtype[Any]:
-    """One step of the recorded envs, as a structured dtype, with this shape for all frames, empty for none.
-
-    With ``has_finals`` an episode's last observation comes with the first one of the next.
-    """
+    """A step's structured dtype; with ``has_finals``, an episode's last observation comes with the next one's first."""
     kinds = ["observation", "action", *(["final"] if has_finals else [])]
     fields: list[Any] = [
         (f"{kind}{number}", dtype, (num_envs, *shape))

@@ -1,8 +1,4 @@
-"""``EpisodeRecording`` sees what a vector env shows, and writes each step as a row of a batch.
-
-A step costs a few copies of arrays and waits for nothing: the process that writes finds out which episodes begin and
-end in it. Where that has not given a batch back, steps are missed, and their episodes dropped.
-"""
+"""``EpisodeRecording`` copies what a vector env shows into batches, and waits for nothing: it rather drops episodes."""
 
 from __future__ import annotations
 
@@ -197,8 +193,6 @@ class EpisodeRecording(StepObserver):
         step = step_of(self._spaces, len(self._env_ids), self._mode == SAME_STEP, self._setup["frames"])
         self._writer.open(self._setup, step, self._options.queue_bytes)
 
-    # --- rows ---------------------------------------------------------------------------------------------------------
-
     def _ready(self) -> bool:
         """True if there is room for a step; steps that were missed before it are noted first."""
         is_ready = self._writer.ready()
@@ -211,7 +205,6 @@ class EpisodeRecording(StepObserver):
         return is_ready
 
     def _miss(self, begun: np.ndarray) -> None:
-        """Miss a step with which an episode of these rows begins, or after which it does."""
         if self._writer.records:
             self._missed = begun.astype(int) + (0 if self._missed is None else self._missed)
 
@@ -234,7 +227,6 @@ class EpisodeRecording(StepObserver):
         self._writer.complete_step()
 
     def _write_finals(self, infos: Mapping[Any, Any], rows: set[int]) -> None:
-        """Write the last observations of episodes that ended in a step that shows the next ones."""
         batch = self._writer.batch
         assert batch is not None
         for row in rows:
@@ -281,7 +273,6 @@ class StepWriter:
             raise
 
     def open(self, setup: Mapping[str, Any], step: np.dtype[Any], queue_bytes: int) -> None:
-        """Tell the process what is recorded, and wait until it is ready."""
         self._steps, nbytes = batches_of(step, queue_bytes)
         memory = new_memory("envhub-recording", nbytes)
         try:

@@ -34,7 +34,6 @@ COMPRESSION = "zstd"
 
 
 def claim(folder: Path) -> Path:
-    """Make a new folder in ``folder`` for one recording."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = [each.name[len(BEGINS) :] for each in folder.glob(f"{BEGINS}*")]
     number = max((int(each) + 1 for each in taken if each.isdecimal()), default=0)
@@ -48,7 +47,6 @@ def claim(folder: Path) -> Path:
 
 
 def bytes_of_all(folder: Path) -> int:
-    """The bytes of all recordings in ``folder``, as far as their files are still there."""
     nbytes = 0
     for path in folder.glob(f"{BEGINS}*/**/*"):
         with contextlib.suppress(FileNotFoundError):
@@ -115,7 +113,6 @@ class RecordingFolder:
         self.episodes, self._steps, self.nbytes = episodes, steps, nbytes
 
     def add(self, episode: Episode) -> None:
-        """Add an ended episode, with its film."""
         number, staged = self.episodes, self._staging / "episode"
         write_episode(staged, number, episode, self._spaces)
         nbytes = sum(file.stat().st_size for file in staged.iterdir())

@@ -203,15 +203,9 @@ def times(step: Callable[[Any], object], actions: Sequence[Any], seconds: float)
     return np.array(seconds_taken)
 
 
-# --- a hub in a process of its own, as ``envhub serve`` runs one ------------------------------------------------------
-
-
 @contextmanager
 def served_hub(*envs: str) -> Iterator[ServedHub]:
-    """Serve ``envs``, as for ``envhub serve``, on loopback tcp and on ipc until the block is left.
-
-    The hub is gone afterwards, also where the block is left by Ctrl-C, SIGTERM or SIGHUP.
-    """
+    """Serve ``envs`` on loopback tcp and on ipc until the block is left, also by Ctrl-C, SIGTERM or SIGHUP."""
     with tempfile.TemporaryDirectory(prefix="envhub-") as name, _signals_unwind():
         folder = Path(name)
         binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
@@ -263,9 +257,6 @@ def _signals_unwind() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-# --- the report -------------------------------------------------------------------------------------------------------
 
 
 def rate(result: Result) -> float:

@@ -45,10 +45,7 @@ HEADINGS = ("env", "observation space", "action space")
 
 
 def print_envs(console: Console, errors: Console, address: str | None, patterns: Sequence[str], timeout: float) -> bool:
-    """Print the names that a hub offers, and the spaces of each where they are few enough to be made one by one.
-
-    Returns whether there are any. ``errors`` shows why there are no spaces; each env may take ``timeout`` seconds.
-    """
+    """Print the names that a hub offers, with their spaces where they are few; returns whether there are any."""
     with connect(address, min(timeout, ANSWER_MAX_S)) as client:
         offered, unready = client.envs(), client.health()["unready"]
         names = [name for name in offered if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))]

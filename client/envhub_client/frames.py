@@ -1,8 +1,4 @@
-"""An error that its reader can act on shows the frames of the program, and not those that it has passed in the library.
-
-It is an env's, or tells of a hub, an address, a key, a request or a wrong argument. A bug shows all frames: a breach of
-the protocol, and what Python raised in the library's own code.
-"""
+"""An error that its reader can act on shows the frames of the program alone; a bug also those of the library."""
 
 from __future__ import annotations
 
@@ -26,10 +22,8 @@ _BELOW = {*_LIBRARY, *sys.stdlib_module_names, "gymnasium"}
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take the library's frames out of an error that is being handled, and of its causes, if its reader can act on it.
-
-    From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
-    """
+    """Take the library's frames out of an error being handled, and of its causes, if its reader can act on it."""
+    # From Python 3.11 on a bare ``raise`` goes on with what is left; before, with all frames.
     if os.environ.get(errors.FULL_TRACEBACKS) or not _is_of_use(error):
         return
     cause: BaseException | None = error

@@ -245,7 +245,6 @@ def _by_name(
     vector: bool,
     wrapping: tuple[list[str], list[dict[str, Any]]],
 ) -> HubVectorEnv:
-    """Envs with these arguments, or with those of ``each``, if that has any."""
     name, given = env.id if isinstance(env, EnvSpec) else env, each or [arguments]
     if isinstance(env, EnvSpec) and hubs is None and not vector and not wrapping[0]:
         # The whole spec travels: what it says need not be registered, here or there.
@@ -274,7 +273,6 @@ def _by_name(
 
 
 def _spec_arguments(spec: EnvSpec) -> dict[str, Any]:
-    """Arguments that ``gymnasium.make`` would take from the spec besides its id."""
     arguments = dict(spec.kwargs)
     for vector_only in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
         arguments.pop(vector_only, None)

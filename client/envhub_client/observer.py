@@ -31,12 +31,7 @@ class Seen(NamedTuple):
 
 
 class Observer(AbstractContextManager["Observer"]):
-    """An observer of a session, usable in ``with``. The trainer that holds the session neither notices nor waits.
-
-    Attributes:
-        num_envs: how many envs it has.
-        single_observation_space: of one env.
-    """
+    """An observer of a session, usable in ``with``. The trainer that holds the session neither notices nor waits."""
 
     @hiding_frames
     def __init__(self, connection: Connection, token: bytes, timeout: float) -> None:

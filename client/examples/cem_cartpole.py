@@ -71,10 +71,7 @@ def learn(hub: str | None, seed: int, console: Console, **options: Any) -> float
 
 
 def play(envs: Any, policies: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Play an episode in every env, in env ``i`` with ``policies[i]``; returns their returns, and the env-steps.
-
-    An episode that its env's death cut short says nothing of its policy: its return is ``-inf``.
-    """
+    """Play an episode in env ``i`` by ``policies[i]``; returns their returns, -inf where it died, and the env-steps."""
     observations, _ = envs.reset(seed=int(rng.integers(1 << 31)))
     returns = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, dtype=bool)

@@ -218,7 +218,6 @@ class Connection:
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """Descriptors of which one becomes readable when something of the hub may have arrived."""
         return self._transport.descriptors
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:

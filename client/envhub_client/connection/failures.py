@@ -1,8 +1,7 @@
 """Failures, refusals and notices of a hub, as its program gets them.
 
-An env's own exception comes back as the class it was raised as, where that class is a builtin or already imported here
-and its arguments and attributes could be carried; else as ``EnvRaised``. Nothing is imported and nothing unpickled for
-it.
+An env's own exception comes back as its class, where that is imported here already and its arguments could be carried;
+else as ``EnvRaised``. Nothing is imported and nothing unpickled for it.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ def _original(failure: Failure) -> Exception | None:
 
 
 def _made(kind: type[Exception], args: list[Any], attributes: dict[str, Any], message: str) -> Exception | None:
-    """The exception of these arguments, if it can be made and has this text."""
     for make in (kind, functools.partial(kind.__new__, kind)):  # its constructor may want other arguments than it keeps
         try:
             error: Exception = make(*args)

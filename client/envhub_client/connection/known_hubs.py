@@ -340,7 +340,6 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
 
 
 def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> bool:
-    """True if this may stand for several hubs: a list, a DNS name, a fleet on Ray."""
     named = hubs if isinstance(hubs, (list, tuple)) else (hubs,)
     kinds = dns_name, fleet_of
     return len(named) > 1 or any(kind(hub) is not None for hub in named for kind in kinds)

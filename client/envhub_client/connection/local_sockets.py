@@ -1,8 +1,7 @@
 """The Unix sockets of a hub on this machine, and the proof of who is behind them: only what this user bound is reached.
 
-A connection is made to the file of a socket, which is held open from the check of its owner on. So a connection that
-libzmq makes again by itself reaches the same process or none, also where another process has taken the path meanwhile.
-macOS has no such descriptor: there it is made to the path, in a folder that other users cannot write to.
+A connection is made to the file of a socket, held open from the check of its owner on: libzmq reaches the same process
+again or none. On macOS, which has no such descriptor, it is made to the path, in a folder that is the user's alone.
 """
 
 from __future__ import annotations

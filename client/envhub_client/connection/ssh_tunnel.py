@@ -1,8 +1,4 @@
-"""A hub reached through the user's own ssh: its ipc socket, forwarded to a socket on this machine.
-
-One ``ssh`` serves all connections of this program to one place. It ends with the program, however that ends: the remote
-command reads a pipe of the program until its end.
-"""
+"""A hub reached through the user's own ssh, one for each place, which forwards its ipc socket to this machine."""
 
 from __future__ import annotations
 
@@ -103,6 +99,7 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
     name = f"{host}.sock"
     socket = folder / (name if len(name) <= NAME_CHARS_MAX else "hub.sock")  # a socket's path must be short
     options = ["-o", "ExitOnForwardFailure=yes", "-L", f"{socket}:{path}"]
+    # ``cat`` reads a pipe of the program, so that ssh ends with the program, however that ends.
     with blocked(JOB_SIGNALS - TERMINAL_SIGNALS):  # Ctrl-C may answer its question for a password
         ssh = subprocess.Popen(
             [*command, *options, host, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

@@ -368,7 +368,6 @@ class ZeroMqTransport:
         return False
 
     def reconnect(self) -> None:
-        """Connect again before the next use, and drop what arrived and was not taken in."""
         self._whole = False
 
     def _replace_torn_sockets(self) -> None:

@@ -73,7 +73,6 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         agents: those that take the next action; empty before the first reset, after an episode's end, and after a step
             that raised what the env, its worker or an interrupt had raised: then only a reset goes on.
         possible_agents: all that may ever be in ``agents``.
-        hub_env: the ``HubEnv`` behind it.
     """
 
     def __init__(self, hub_env: HubEnv) -> None:
@@ -87,8 +86,8 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         self._names = {key: agent for agent, key in self._keys.items()}
         self.possible_agents = [*self._keys]
         self.agents: list[Any] = []
-        self.observation_spaces: Spaces = _by_agent(self._keys, hub_env.observation_space)
-        self.action_spaces: Spaces = _by_agent(self._keys, hub_env.action_space)
+        self.observation_spaces: Spaces = self._entries(hub_env.observation_space, self.possible_agents)
+        self.action_spaces: Spaces = self._entries(hub_env.action_space, self.possible_agents)
         self._idle = _sampled(hub_env.action_space)
         self._was_reset = False
 
@@ -168,7 +167,7 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
     def _agents_of(self, mask: np.ndarray) -> list[Any]:
         return [agent for agent, named in zip(self._keys, mask.tolist(), strict=True) if named]
 
-    def _entries(self, by_key: Mapping[str, Any], agents: list[Any]) -> ByAgent:
+    def _entries(self, by_key: Any, agents: list[Any]) -> ByAgent:
         return {agent: by_key[self._keys[agent]] for agent in agents}
 
     def _infos(self, info: dict[str, Any], agents: list[Any]) -> ByAgent:
@@ -203,10 +202,6 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         if name.startswith("_") or name == "hub_env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return self.hub_env.get_wrapper_attr(name)
-
-
-def _by_agent(keys: Mapping[Any, str], by_key: Any) -> ByAgent:
-    return {agent: by_key[key] for agent, key in keys.items()}
 
 
 def _sampled(space: Space[Any]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def program_environment() -> ProgramEnvironment:
     sys_path = [os.path.abspath(place) for place in sys.path if isinstance(place, str)]
     # Each entry of the registry by itself: one may not load in a worker.
     registrations = pickle.dumps([*filter(None, map(_pickled, list(gymnasium.registry.values())))])
+    states = pickle.dumps(np.random.get_state(legacy=False)), repr(random.getstate()).encode()
     # The key of ``multiprocessing``, if the program uses that: proxies in factories need it in the workers.
     process = sys.modules.get("multiprocessing.process")
     authkey = b"" if process is None else bytes(process.current_process().authkey)
@@ -106,14 +107,8 @@ def program_environment() -> ProgramEnvironment:
         argv=[part for part in getattr(sys, "argv", []) if isinstance(part, str)],  # embedded, it may have none
         flags=own_flags(),
         levels=message_levels(),
-        generators=_generators(),
+        generators=[int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little") for state in states],
     )
-
-
-def _generators() -> list[int]:
-    """A number of the state of each of the program's generators, which stay as they are."""
-    states = pickle.dumps(np.random.get_state(legacy=False)), repr(random.getstate()).encode()
-    return [int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little") for state in states]
 
 
 def own_flags() -> list[str]:

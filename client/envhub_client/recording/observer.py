@@ -59,7 +59,6 @@ class EpisodeRecording(StepObserver):
     """Writes the episodes of a vector env to disk."""
 
     def __init__(self, envs: HubVectorEnv, options: RecordOptions, origin: Origin) -> None:
-        """Begin to record these envs, and have them refuse rewards with axes."""
         envs.refuse_reward_axes("a recording")
         if options.film and envs.render_mode != "rgb_array":
             raise ValueError(f'films need render_mode="rgb_array"; these envs have {envs.render_mode!r}')
@@ -248,7 +247,6 @@ class StepWriter:
     """Writes batches for a process, which it starts. The caller fills row ``at`` of ``batch``, and completes it."""
 
     def __init__(self, folder: Path) -> None:
-        """Start the process, which is to write into this new folder."""
         self.opened = False  # the process was told what is recorded
         self.records = False  # it takes steps, until it has said that nothing more is recorded
         self.batch: StepBatch | None = None
@@ -391,7 +389,6 @@ class StepWriter:
 
 
 def record(envs: HubVectorEnv, options: RecordOptions, origin: Origin) -> None:
-    """Record these envs, which are closed where that cannot be."""
     try:
         recording = EpisodeRecording(envs, options, origin)
         envs.add_observer(recording)

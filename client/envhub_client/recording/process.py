@@ -84,28 +84,24 @@ class RecordingFolder:
         self._spaces, self._fps, self._staging, self._filmed = spaces, fps, path / STAGING, 0
         self._staging.mkdir()
         (path / "films").mkdir()
-        self._make_empty()
-        self._metadata = json.loads((self._staging / "data/metadata.json").read_text())
-        self._metadata |= {"env_spec": spec} if spec else {}  # given to Minari, it would make the env here
-        (self._staging / "data").rename(path / "data")
-        self._count(0, 0, 0)
-
-    def _make_empty(self) -> None:
         from minari import create_dataset_from_buffers
 
         os.environ["MINARI_DATASETS_PATH"] = str(self._staging)  # of this process, which does nothing else
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning)  # of what was not given, such as authors
-            observation_space, action_space = self._spaces
             create_dataset_from_buffers(
-                self.path.name,
+                path.name,
                 [],
-                observation_space=observation_space,
-                action_space=action_space,
+                observation_space=spaces[0],
+                action_space=spaces[1],
                 data_format="arrow",
                 jpeg_encoding=False,
             )
-        (self._staging / self.path.name / "data").rename(self._staging / "data")
+        (self._staging / path.name / "data").rename(self._staging / "data")
+        self._metadata = json.loads((self._staging / "data/metadata.json").read_text())
+        self._metadata |= {"env_spec": spec} if spec else {}  # given to Minari, it would make the env here
+        (self._staging / "data").rename(path / "data")
+        self._count(0, 0, 0)
 
     def _count(self, episodes: int, steps: int, nbytes: int) -> None:
         totals = {"total_episodes": episodes, "total_steps": steps, "dataset_size": round(nbytes / 1e6, 1)}
@@ -185,7 +181,6 @@ class Recorder:
     """Records for one program."""
 
     def __init__(self, program: socket.socket, setup: Mapping[str, Any], memory: int) -> None:
-        """Begin a folder, as ``EpisodeRecording`` says in ``setup``, for the batches in this memory."""
         both = spaces.build(setup["spaces"][0]), spaces.build(setup["spaces"][1])
         env_ids, mode, frames = setup["env_ids"], setup["mode"], setup["frames"]
         step = step_of(both, len(env_ids), mode == SAME_STEP, frames)

@@ -291,16 +291,16 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
-    "client/envhub_client": (1175, 9),
-    "client/envhub_client/connection": (1780, 7),
+    "client/envhub_client": (1151, 9),
+    "client/envhub_client/connection": (1708, 7),
     "client/envhub_client/envs": (1661, 7),
     "client/envhub_client/federation": (2157, 9),
-    "client/envhub_client/frameworks": (1410, 8),  # 18 say what is left of retired names
+    "client/envhub_client/frameworks": (1357, 8),  # 18 say what is left of retired names
     "client/envhub_client/lanes": (1037, 5),  # with the batches of results, which were at the top
-    "client/envhub_client/private_hub": (400, 3),
-    "client/envhub_client/recording": (1045, 4),
+    "client/envhub_client/private_hub": (366, 3),
+    "client/envhub_client/recording": (1019, 4),
     "client/envhub_client/session": (1446, 7),
-    "client/envhub_client/tools": (645, 4),
+    "client/envhub_client/tools": (624, 4),
     "envhub": (1386, 16),  # minari.py says what is left of it
     "envhub/arena": (630, 4),
     "envhub/cli": (850, 5),

@@ -134,7 +134,6 @@ class ConnectionLock(UserLock):
             raise errors.Forked("this connection was made before a fork; connect again in the child")
 
     def take(self) -> None:
-        """Use the connection until ``release``, even if it is closed."""
         if not self.acquire(blocking=False):
             with self._kept_alive:
                 if not self.acquire(blocking=False):
@@ -142,7 +141,6 @@ class ConnectionLock(UserLock):
                     raise errors.ConnectionInUse(text)
 
     def while_idle(self, work: Callable[[], None]) -> None:
-        """Call ``work``, unless a thread is using the connection; one that is about to use it waits."""
         with self._kept_alive:
             if self.acquire(blocking=False):
                 try:
@@ -221,11 +219,7 @@ class Connection:
         return self._transport.descriptors
 
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
-        """Begin a request, whose frames must not change until its reply has come.
-
-        A SEND with ``ends_receive`` takes the place of a pending RECEIVE. With ``keep``, an interrupt leaves the
-        request pending: the hub may have it, or is sent it once more.
-        """
+        """Begin a request, whose frames must not change until its reply; ``keep`` it pending after an interrupt."""
         with self.in_use:
             if (pending := self.protocol.pending) is not None and not self.protocol.may_begin(op, message):
                 raise self._busy_error(pending)
@@ -270,7 +264,6 @@ class Connection:
             return self.protocol.answer or self._await(timeout)
 
     def result(self, timeout: float | None = None) -> Reply:
-        """The pending request's reply, as by ``wait``; a failure is raised."""
         return self._unless_failed(self.wait(timeout))
 
     def _unless_failed(self, reply: Reply) -> Reply:

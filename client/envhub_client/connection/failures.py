@@ -142,7 +142,6 @@ class Refusals:
         return ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
 
     def other_mechanism(self) -> None:
-        """Note that the hub has keys and this client none, or the other way round."""
         kept = known_hubs.kept_key(self.target)
         if self.target.keys is not None:
             remedy = f"; the one for it is {kept.place}: {kept.remedy}" if kept is not None else ""

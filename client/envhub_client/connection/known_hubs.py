@@ -147,7 +147,6 @@ def make_own_key(new: bool = False) -> str:
 
 
 def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
-    """The address; one that has the hub's public key only, with this user's own key."""
     text = address.reveal_secret() if isinstance(address, Secret) else address
     head, _, place = text.rpartition("@")
     if len(head) == len("envhub://") + KEY_TEXT_CHARS:
@@ -319,7 +318,6 @@ class Member(NamedTuple):
 
 
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
-    """The hubs that ``hub`` stands for now; they may come and go between two calls."""
     if (place := dns_name(hub)) is not None:
         return tuple(Member(each, address_with_keys_of(place, each)) for each in dns_hubs(place))
     if (fleet := fleet_of(hub)) is not None:
@@ -329,7 +327,6 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
 
 
 def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
-    """The hubs that a name or several stand for now, in their order; none may be named twice."""
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
     chosen = [member for hub in named for member in members(hub)]
     if not chosen:

@@ -76,7 +76,6 @@ class LocalSockets:
             return self._file is None or not is_same(file, self._file)
 
     def refuses(self) -> bool:
-        """True if nothing listens at the last ``place``, which proves that the hub is gone."""
         if self._file is None:
             return True
         with socket.socket(_FAMILY) as probe:

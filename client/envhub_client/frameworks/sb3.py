@@ -120,7 +120,6 @@ class HubVecEnv(VecEnv):
         return np.stack(observations)
 
     def _end(self, row: int, info: dict[str, Any], truncated: bool) -> dict[str, Any]:
-        """The info of an episode's end, which came with that of the reset after it."""
         terminal, final = info.pop("final_obs"), info.pop("final_info")
         if INVALID in info:
             final, info = info, {}

@@ -155,7 +155,6 @@ class HubTorchEnv(GymWrapper):
         return super(GymWrapper, self).read_action(tensordict[self.action_key])
 
     def _end(self, row: int, infos: dict[int, dict[str, Any]], invalid: np.ndarray) -> None:
-        """Take the info of the reset from that of the step which ended the episode."""
         info = infos[row]
         final = info.pop("final_info")
         if INVALID in info or "env_failure" in info:

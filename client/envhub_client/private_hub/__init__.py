@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def program_hub() -> PrivateHub:
-    """This process's private hub, started if none runs."""
     if sys.platform == "linux":
         from envhub_client.private_hub.process import private_hub
 

@@ -34,10 +34,7 @@ _BOOT += "from envhub_server.private_hub import main; main{}"
 
 
 class PrivateHub:
-    """A hub process that serves this program only; it passes its sockets' files over, and removes their paths.
-
-    So no other process can connect to the hub, nor listen in its place once it has ended, and no file is left.
-    """
+    """A hub process for this program only: it removes its sockets' paths, so that none else connects or listens."""
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
@@ -114,7 +111,6 @@ class PrivateHub:
 
     @property
     def own(self) -> OwnHub:
-        """Its descriptors, for connections; they stay this object's."""
         return OwnHub(self.pidfd, self._sockets[0], self._sockets[1])
 
     @property
@@ -124,7 +120,6 @@ class PrivateHub:
 
     @property
     def pidfd(self) -> int:
-        """Readable once the hub's process has ended."""
         return self._pidfds[0]
 
     @property

@@ -33,14 +33,12 @@ _OF_ITS_START = {"ignore_environment": "-E", "no_user_site": "-s", "safe_path": 
 
 
 def start_flags(flags: Any) -> list[str]:
-    """The options by which an interpreter of these ``sys.flags`` finds its modules."""
     if flags.isolated:
         return ["-I"]
     return [option for name, option in _OF_ITS_START.items() if getattr(flags, name, 0)]
 
 
 def interpreter_flags(flags: Any, warnoptions: Sequence[str], xoptions: Mapping[str, str | bool]) -> list[str]:
-    """The options that give another interpreter these ``sys.flags``, ``sys.warnoptions`` and ``sys._xoptions``."""
     repeated = [option for name, option in _OPTIONS.items() for _ in range(getattr(flags, name))]
     extended = [name if value is True else f"{name}={value}" for name, value in xoptions.items()]
     pairs = [part for option in extended for part in ("-X", option)]

@@ -282,7 +282,6 @@ class StepWriter:
         self.read_answers(START_S)
 
     def ready(self) -> bool:
-        """True if there is room for a step in ``batch``."""
         if self._is_full or (self.batch is not None and self.at == self._steps):  # an interrupt came before or in it
             self.hand_over()
         if self.batch is None and self.records:

@@ -198,7 +198,6 @@ class Recorder:
         self._write_about(closed=False)
 
     def run(self) -> None:
-        """Record until the program closes the recording, or is gone, or a limit is reached."""
         try:
             self._tell()
             while not self._ended and self._take_next():
@@ -214,7 +213,6 @@ class Recorder:
             self._tell(closed=True)
 
     def _take_next(self) -> bool:
-        """Take what the program sends next; returns whether more may follow."""
         message, descriptors, *_ = socket.recv_fds(self._program, MESSAGE_BYTES_MAX, 1)
         if not message:
             share_cpu(os.getpid())

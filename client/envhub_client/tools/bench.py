@@ -100,7 +100,6 @@ def demo(console: Console) -> None:
 
 
 def factory(entry: str) -> Factory:
-    """The factory of the env that ``envhub serve`` offers by this entry."""
     name, is_factory, place = entry.partition("=")
     if not name or "*" in name:
         raise RequestRefused(f"an env is an id, module:id or name=module:factory, got {entry!r}")

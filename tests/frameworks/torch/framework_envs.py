@@ -21,10 +21,6 @@ def pendulum() -> gymnasium.Env[Any, Any]:
     return gymnasium.make("Pendulum-v1", max_episode_steps=30)
 
 
-def taxi() -> gymnasium.Env[Any, Any]:
-    return gymnasium.make("Taxi-v4", max_episode_steps=25)
-
-
 def monitored() -> gymnasium.Env[Any, Any]:
     from stable_baselines3.common.monitor import Monitor
 

@@ -131,10 +131,11 @@ def test_forwarder_that_refuses_for_a_moment_and_then_has_no_hub_proves_no_loss(
 ) -> None:
     monkeypatch.setattr(client, "REFUSED_S", 1.0)
     with training(hub, keyed.token) as (forwarder, envs):
-        envs.step_async([1, 1])
-        with forwarder.refusing(), pytest.raises(envhub.HubTimeout):
+        with forwarder.refusing():
             forwarder.lose_hub()
-            envs.step_wait(timeout=0.5)
+            envs.step_async([1, 1])
+            with pytest.raises(envhub.HubTimeout):
+                envs.step_wait(timeout=0.5)
         with pytest.raises(envhub.HubTimeout):
             envs.step_wait(timeout=1.0)
         forwarder.away = False

@@ -321,7 +321,9 @@ def runtime_folder() -> Path:
         return usual / "envhub"
     import tempfile
 
-    return Path(tempfile.gettempdir()) / ("envhub" if sys.platform == "win32" else f"envhub-{os.getuid()}")
+    if sys.platform == "win32":
+        return Path(tempfile.gettempdir()) / "envhub"
+    return Path(tempfile.gettempdir()) / f"envhub-{os.getuid()}"
 
 
 def check_private(folder: Path) -> None:

@@ -36,6 +36,9 @@ class OtherUsersSocket(PermissionError):
 class SocketAtPath:
     """The socket at a path, on a system that cannot hold its file open."""
 
+    path: str
+    inode: tuple[int, int]
+
     def __init__(self, path: str) -> None:
         status = os.lstat(path)
         if sys.platform == "win32" or not stat.S_ISSOCK(status.st_mode):
@@ -85,6 +88,8 @@ _TCP_INFO = struct.Struct("=52xI72xQ")  # of Linux's struct tcp_info: when data 
 
 def tcp_facts(connection: socket.socket) -> tuple[float, int]:
     """The seconds since the peer sent data, and the bytes that it has sent, its end among them. Raises ``OSError``."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOPROTOOPT, "this system does not tell")
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     if len(info) < _TCP_INFO.size:
         raise OSError(errno.ENOPROTOOPT, "this kernel does not tell")

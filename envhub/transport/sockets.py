@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -190,6 +191,8 @@ class Router:
         self.is_readable: Callable[[], Sequence[Any]] = lambda: ()
 
     def open(self, message_bytes_max: int) -> None:
+        if sys.platform == "win32":
+            raise OSError("no hub runs on Windows")
         self.context = zmq.Context()
         begin_zero_copy(self.context)
         seed_routing_ids()

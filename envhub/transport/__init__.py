@@ -1,1 +1,1 @@
-"""Addresses, and the ZeroMQ sockets of both sides."""
+"""Addresses, keys, and the sockets of both sides."""

@@ -1,1 +1,1 @@
-"""The environments that a hub may make: their settings, the cost of their steps, and the replays of their failures."""
+"""The environments that a hub may make: their settings, their list, and who may make them."""

@@ -6,6 +6,8 @@ All but ``frameworks``, ``manifests`` and ``containers`` run in the active envir
 
 from __future__ import annotations
 
+import subprocess
+
 import nox
 
 # The limit is for tests that hang: a machine of CI may be several times slower than a developer's.
@@ -14,6 +16,10 @@ PATIENT = ("--timeout", "600", "-o", "faulthandler_timeout=590")
 ANY_LANE = "contract defects drop_in"
 # Processes of pytest. Training takes all of a CPU. Ray starts processes of its own.
 SIDE_BY_SIDE = {"torch": 2, "rllib": 0, "vector": 2}
+
+# The extras of each image, and the Python of all.
+IMAGES = {"core": ("atari", "lz4", "web"), "mujoco": ("atari", "lz4", "mujoco", "web")}
+IMAGE_PYTHON = "3.13"
 
 nox.options.sessions = ["lint", "unit"]
 
@@ -83,11 +89,25 @@ def manifests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv", reuse_venv=True)
 def containers(session: nox.Session) -> None:
-    """Build the image, and run hubs in containers as their manifests say; needs a Docker engine and 320 MB."""
+    """Build the images, and run hubs in containers as their manifests say; needs a Docker engine and 1 GB."""
     session.install("-q", "-e", ".", "-r", "tests/kubernetes/requirements.txt")
-    image = ("docker", "build", "--network", "host", "-t", "envhub", "-f", "docker/Dockerfile", ".")
-    session.run(*image, external=True)
+    for image in IMAGES:
+        build = ("docker", "build", "--network", "host", "-f", "docker/Dockerfile", "--target", image)
+        session.run(*build, "-t", "envhub" if image == "core" else f"envhub:{image}", ".", external=True)
     session.run("pytest", "-q", "-n", "0", "-m", "container", "tests/kubernetes", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def lock(session: nox.Session) -> None:
+    """Write the locks of the images, docker/*.lock: the newest versions that pyproject.toml allows; needs uv."""
+    command = ["uv", "pip", "compile", "--quiet", "--upgrade", "--no-annotate", "--universal", "--generate-hashes"]
+    command += ["--python-version", IMAGE_PYTHON]
+    for image, extras in IMAGES.items():
+        chosen = [f"--extra={name}" for name in extras]
+        agreeing = [] if image == "core" else ["--constraint=docker/core.lock"]
+        session.run(*command, "pyproject.toml", *chosen, *agreeing, f"--output-file=docker/{image}.lock", external=True)
+    requires = "\n".join(nox.project.load_toml("pyproject.toml")["build-system"]["requires"])
+    subprocess.run([*command, "-", "--output-file=docker/build.lock"], input=requires, text=True, check=True)
 
 
 @nox.session(venv_backend="none")

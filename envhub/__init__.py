@@ -20,6 +20,7 @@ from typing import Any, Callable, List
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActionChunk": "envhub.action_chunk",
     "AsyncVectorEnv": "envhub_client.envs.async_vector_env",
     "EnvRunner": "envhub_server.worker.row",
     "Client": "envhub_client.client",
@@ -32,6 +33,7 @@ _HOMES = {
     "RecordOptions": "envhub_client.record_options",
     "SessionOptions": "envhub_client.session.options",
     "Sizing": "envhub_client.session.description",
+    "Snapshot": "envhub_client.envs.snapshots",
     "StepObserver": "envhub_client.envs.vector_env",
     "connect": "envhub_client.client",
     "legacy_infos": "envhub_client.frameworks.cleanrl",
@@ -42,7 +44,7 @@ _HOMES = {
 _ERRORS = """
     AccessDenied AddressError ConnectionInUse EnvHubError EnvRaised EnvTimeout Forked HubLost HubTimeout HubUnreachable
     KeysError LocalProtocolError ProtocolError RemoteProtocolError RequestRefused RestartsExhausted SessionLost
-    SpaceMismatch UnsupportedSpace VersionMismatch WorkerDied
+    SnapshotLimit SnapshotLost SnapshotRefused SpaceMismatch UnsupportedSpace VersionMismatch WorkerDied
 """
 _HOMES.update(dict.fromkeys(_ERRORS.split(), "envhub.errors"))
 _HOMES.update(dict.fromkeys(["NothingPending", "SessionBusy", "SessionClosed"], "envhub.vector_errors"))

@@ -4,6 +4,7 @@ from envhub_client.client import Client as Client
 from envhub_client.client import connect as connect
 from envhub_client.envs.async_vector_env import AsyncVectorEnv as AsyncVectorEnv
 from envhub_client.envs.single_env import HubEnv as HubEnv
+from envhub_client.envs.snapshots import Snapshot as Snapshot
 from envhub_client.envs.vector_env import HubVectorEnv as HubVectorEnv
 from envhub_client.envs.vector_env import StepObserver as StepObserver
 from envhub_client.frameworks.cleanrl import legacy_infos as legacy_infos
@@ -25,6 +26,7 @@ from envhub import rllib as rllib
 from envhub import sb3 as sb3
 from envhub import tianshou as tianshou
 from envhub import torchrl as torchrl
+from envhub.action_chunk import ActionChunk as ActionChunk
 from envhub.env_failure import EnvFailure as EnvFailure
 from envhub.errors import AccessDenied as AccessDenied
 from envhub.errors import AddressError as AddressError
@@ -43,6 +45,9 @@ from envhub.errors import RemoteProtocolError as RemoteProtocolError
 from envhub.errors import RequestRefused as RequestRefused
 from envhub.errors import RestartsExhausted as RestartsExhausted
 from envhub.errors import SessionLost as SessionLost
+from envhub.errors import SnapshotLimit as SnapshotLimit
+from envhub.errors import SnapshotLost as SnapshotLost
+from envhub.errors import SnapshotRefused as SnapshotRefused
 from envhub.errors import SpaceMismatch as SpaceMismatch
 from envhub.errors import UnsupportedSpace as UnsupportedSpace
 from envhub.errors import VersionMismatch as VersionMismatch

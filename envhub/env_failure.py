@@ -22,7 +22,7 @@ class EnvFailure(Mapping[str, Any]):
     env.
 
     Attributes:
-        cause: ``"crash"``, ``"timeout"``, ``"memory"``, ``"recycle"``, ``"exception"``, ``"nan"`` or
+        cause: ``"crash"``, ``"timeout"``, ``"memory"``, ``"recycle"``, ``"restart"``, ``"exception"``, ``"nan"`` or
             ``"hub_lost"``.
         message: the description of the failure, for people.
         signal: the name of the signal that ended the env's process, or an empty string.

@@ -40,14 +40,14 @@ _MAY_BE_SECRET = re.compile(
 
 def printable(value: Any) -> Any:
     """The value, with control characters in its texts escaped for a terminal; containers and dataclasses are copied."""
-    return _with_texts(
+    return _map_texts(
         value, lambda text: _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
     )
 
 
-def without_folders(value: Any) -> Any:
+def hide_folders_in(value: Any) -> Any:
     """The value, without the folders of absolute paths in its texts; it is copied as by ``printable``."""
-    return _with_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
+    return _map_texts(value, lambda text: _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r"\1", text)))
 
 
 def hidden(text: str) -> str:
@@ -55,9 +55,9 @@ def hidden(text: str) -> str:
     return _MAY_BE_SECRET.sub(SHOWN, text)
 
 
-def without_secrets(value: Any) -> Any:
+def hide_secrets_in(value: Any) -> Any:
     """The value, with ``***`` in place of what may be a secret in its texts; it is copied as by ``printable``."""
-    return _with_texts(value, hidden)
+    return _map_texts(value, hidden)
 
 
 def shortened(text: str, chars_max: int) -> str:
@@ -71,7 +71,7 @@ def shortened(text: str, chars_max: int) -> str:
     return f"{beginning.rstrip(' ,;:')}…"
 
 
-def shown(value: object, chars_max: int = 100) -> str:
+def brief(value: object, chars_max: int = 100) -> str:
     """The ``repr`` of a value for a message, shortened to ``chars_max`` characters, without what may be a secret."""
     return shortened(hidden(repr(value)), chars_max)
 
@@ -87,15 +87,15 @@ def hub_at(address: str) -> str:
     return "the private hub of this program" if address.startswith("ipc:///proc/") else f"the hub at {address}"
 
 
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return type(value)([_with_texts(item, change) for item in value])
+        return type(value)([_map_texts(item, change) for item in value])
     if isinstance(value, dict):
-        return {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
+        return {_map_texts(key, change): _map_texts(item, change) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{name: _with_texts(item, change) for name, item in vars(value).items()})
+        return dataclasses.replace(value, **{name: _map_texts(item, change) for name, item in vars(value).items()})
     return value
 
 
@@ -251,6 +251,18 @@ class EnvTimeout(EnvHubError, TimeoutError):
     """
 
     env_index: int | None = None
+
+
+class SnapshotRefused(EnvHubError):
+    """No snapshot can be taken of an env, or an env cannot be restored from this one; nothing has changed."""
+
+
+class SnapshotLimit(SnapshotRefused):
+    """There are as many snapshots as there may be."""
+
+
+class SnapshotLost(EnvHubError):
+    """A snapshot cannot be used any more: it was dropped, or its process has ended. The envs are as they were."""
 
 
 class AddressError(EnvHubError, ValueError):

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 _FLAGS = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
 
 
-def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
-    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in _FLAGS))
+def open_regular_file(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
+    descriptor = os.open(path, os.O_RDONLY | flags | sum(getattr(os, flag, 0) for flag in _FLAGS))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "this is no regular file", os.fspath(path))
@@ -42,13 +42,13 @@ _LINKS_MAX = 40  # in one path, as for Linux
 class Weakness:
     """The reason why another user can write modules into a folder."""
 
-    place: str  # the folder, one above it, or a file
+    path: str  # the folder, one above it, or a file
     why: str  # who may write to it, in words
     # Whether its mode says so, which is an oversight; else it belongs to another user, as a volume of a container does.
     open: bool
 
     def __str__(self) -> str:
-        return f"{self.place} {self.why}"
+        return f"{self.path} {self.why}"
 
 
 if sys.platform == "win32":  # where a mode says nothing of other users
@@ -65,18 +65,18 @@ else:
         weakness, way = None, [*_way(path)]
         # Where root has another id, as in a container without privileges, the first folder is its own.
         trusted = {ROOT, os.geteuid(), os.stat("/").st_uid, *_unmapped()}
-        for place in reversed(way):
+        for path in reversed(way):
             try:
-                status = os.lstat(place)
+                status = os.lstat(path)
             except OSError:  # it has gone, or is in a folder that this user may not look into
                 continue
             # In a sticky folder, such as /tmp, only the owner of an entry may replace it. But any user adds entries.
-            sticky = bool(status.st_mode & stat.S_ISVTX) and place is not way[-1]
+            sticky = bool(status.st_mode & stat.S_ISVTX) and path is not way[-1]
             is_link = stat.S_ISLNK(status.st_mode)  # whose mode means nothing
             if not sticky and not is_link and (who := _writers(status)):
-                return Weakness(place, f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
+                return Weakness(path, f"can be written to by {who} (mode {stat.S_IMODE(status.st_mode):o})", True)
             if weakness is None and status.st_uid not in trusted:
-                weakness = Weakness(place, f"belongs to the user {_name(pwd.getpwuid, status.st_uid)}", False)
+                weakness = Weakness(path, f"belongs to the user {_name(pwd.getpwuid, status.st_uid)}", False)
         return weakness
 
     def _unmapped() -> list[int]:
@@ -92,22 +92,22 @@ else:
 
     def _way(path: str) -> Iterator[str]:
         """Each folder and link that leads to a path, from the first folder on; the last one is what the path names."""
-        place, links = "/", 0
+        at, links = "/", 0
         left = (path if os.path.isabs(path) else os.path.join(os.getcwd(), path)).split("/")[::-1]
-        yield place
+        yield at
         while left:
             name = left.pop()
             if name == "..":
-                place = os.path.dirname(place)
-                yield place
+                at = os.path.dirname(at)
+                yield at
             elif name not in ("", "."):
-                place = os.path.join(place, name)
-                yield place
+                at = os.path.join(at, name)
+                yield at
                 with contextlib.suppress(OSError):  # it is no link
-                    target = os.readlink(place)
+                    target = os.readlink(at)
                     links += 1
                     left += target.split("/")[::-1] if links <= _LINKS_MAX else ()
-                    place = "/" if target.startswith("/") else os.path.dirname(place)
+                    at = "/" if target.startswith("/") else os.path.dirname(at)
 
     def _writers(status: os.stat_result) -> str:
         if status.st_mode & stat.S_IWOTH:

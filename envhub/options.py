@@ -1,7 +1,7 @@
 """The options of a hub, with their bounds, defaults and help: the one place for the command line, the file and the hub.
 
-``envhub serve`` takes each from the command line, and from a file with ``_`` for ``-``. An annotation says what is
-allowed, as ``msgspec`` checks it.
+``envhub serve`` takes each from the command line, from a variable such as ``ENVHUB_SESSIONS_MAX``, and from a file with
+``_`` for ``-``, in this order. An annotation says what is allowed, as ``msgspec`` checks it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ RETIRED = {
     "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
     "record": ONLY_PROGRAMS_RECORD,
 }
+VARIABLES = "ENVHUB_"
+# Variables with this beginning that are no options of a hub, and of replays, which ``replay.default_path`` reads.
+OTHER_VARIABLES = (
+    *("ADDRESS", "ENV_INDICES", "FULL_TRACEBACKS", "LANE", "NUM_WORKERS", "REPLAYS", "SESSION", "SPIN_US", "SSH"),
+    *("WEB_PASSWORD", "WORKER", "WORKER_INDEX"),
+)
+NEAR = 0.9  # similarity from which on the name of a variable is taken for that of an option with a mistake in it
 PROCESSES_MAX = 1024  # workers or spares of a session, as many as it may have envs
 CPUS_MAX = 1 << 16
 BYTES_MIN = 16 << 20  # of memory, in which an interpreter just starts
 BYTES_MAX = 1 << 50  # of memory or of files: a petabyte
 EPISODES_MAX = 1 << 40
 COUNT_MAX = 1 << 50
+SLOW_MS_MAX = 1 << 32  # 49 days
 VALUE_CHARS_MAX = 60  # of a value in an error
 
 _UNITS = {"": 1, "B": 1}
@@ -128,7 +136,8 @@ def _read_by(read: Callable[[Any, Path], Any], low: int | None = None, high: int
 
 
 Address = Annotated[str, _read_by(_checked_by(address.parse))]
-Arguments = Annotated[str, _read_by(_checked_by(parse_arguments))]
+# Of a list in a variable, a comma before the next pattern separates two, and the others are between names.
+Arguments = Annotated[str, _read_by(_checked_by(parse_arguments)), Meta(extra={"separator": r",(?=[^,]*=)"})]
 Bytes = Annotated[int, _read_by(byte_count, 0, BYTES_MAX)]
 SomeBytes = Annotated[int, _read_by(byte_count, 1, BYTES_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
@@ -140,11 +149,13 @@ HubName = Annotated[str, Meta(max_length=HUB_NAME_CHARS_MAX, pattern=r"^[ -~]*\Z
 InfoBytes = Annotated[int, _read_by(byte_count, 1 << 10, 32 << 20)]
 Memory = Annotated[int, _read_by(read_memory, 0, BYTES_MAX)]
 MessageBytes = Annotated[int, _read_by(byte_count, 1 << 16, 1 << 30)]
+Origin = Annotated[str, Meta(pattern=r"^(https?://[^/?#@\s]+)?\Z")]
 Program = Annotated[str, _read_by(read_program)]
 Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 Spares = Annotated[int, Meta(ge=0, le=PROCESSES_MAX)]
 VariableName = Annotated[str, Meta(pattern=r"^[^=\x00]+$", extra={"read": read_variable})]
 VariableValue = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+WebAddress = Annotated[str, _read_by(_checked_by(lambda text: address.parse_bind(f"tcp://{text}")))]
 Workers = Annotated[int, Meta(ge=1, le=PROCESSES_MAX)]
 
 
@@ -209,15 +220,27 @@ class HubOptions:
         message_bytes_max: The bytes of one frame that a client sends, and of the results of a call that travel as one
             frame.
         info_bytes_max: The bytes of an info, besides the observation in it.
+        log: The file for the log, as lines of JSON, in place of stderr. It is made with mode 0600, and opened again
+            after a rotation.
         replays: The folder for the replays of envs that failed, which ``envhub replay`` runs again. By default that of
             ENVHUB_REPLAYS, else ``envhub/replays`` in the user's folder for state.
         replays_bytes_max: The bytes of all files there; older ones are removed, and with 0 none is kept.
         trace_bytes_max: The bytes of shared memory per env for what it was asked since a reset, which a replay runs
             again. With 0 no replay is kept.
+        snapshots_max: The processes of a session that may be snapshots of envs. 0 forbids snapshots.
+        slow_ms: The milliseconds from which on a step, a reset or a call is in the list of slow ones. 0 for no list.
+        web: Where to serve a page that shows and ends sessions, and metrics: HOST:PORT (port 0 takes a free one). It
+            needs the extra ``web``. Any host but one of loopback wants a password.
+        web_password_file: A file with the password of the page, and in a second line, if any, of those who may only
+            look. Without it that of ENVHUB_WEB_PASSWORD; without both, the address that is printed has a token.
+        web_proxy: The origin at which browsers see the page, such as https://hub.example.org, where a reverse proxy
+            asks for passwords.
+        web_films: A folder of recordings, whose films the page shows.
         lease: The seconds that a session outlives the loss of its client.
         close_timeout_max: The most seconds that a client may give an env to close.
         drain_timeout: The seconds for requests to end, once the hub is told to stop.
         drain_close_timeout: The seconds for envs to close after that; then their workers are killed.
+        log_level: The lines of the log that are written: these, and the more important ones.
     """
 
     bind: tuple[Address, ...] = ()
@@ -246,14 +269,23 @@ class HubOptions:
     arena_bytes_max: SomeBytes = 2048 * MIB
     message_bytes_max: MessageBytes = 64 * MIB
     info_bytes_max: InfoBytes = MIB
+    log: Path | None = None
     replays: Path | None = None
     replays_bytes_max: Bytes = 256 * MIB
     trace_bytes_max: Bytes = MIB
+    snapshots_max: Annotated[int, Meta(ge=0, le=1 << 16)] = 256
+    slow_ms: Annotated[int, Meta(ge=0, le=SLOW_MS_MAX)] = 1000
+
+    web: WebAddress | None = None
+    web_password_file: Path | None = None
+    web_proxy: Origin = ""
+    web_films: Path | None = None
 
     lease: Seconds = 60.0
     close_timeout_max: Seconds = 60.0
     drain_timeout: Seconds = 5.0
     drain_close_timeout: Seconds = 2.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------
@@ -275,27 +307,68 @@ def options_from(
     folder: Path = Path(),
     key: Callable[[str], str] = str,
     hint: Callable[[str, Any], str] = lambda name, value: "",
+    strict: bool = True,
 ) -> dict[str, Any]:
     """The options that a table has, as the fields of ``kind`` take them; raises ``OptionError``.
 
     In errors ``where`` stands before a name, ``key`` writes it, and ``hint`` may say more of an unknown one and its
-    value than the nearest. Relative paths are in ``folder``.
+    value than the nearest. Relative paths are in ``folder``. Unless it is ``strict``, numbers and truth values may be
+    texts.
     """
     kinds, values = kinds_of(kind), {}
     for name, value in table.items():
         if name not in kinds:
-            place = f"{where[:-1]}: " if where.endswith(".") else where
-            raise OptionError(place + _unknown(name, kinds, hint(name, value)))
-        place = f"{where}{key(name)}"
-        read = _read(value, kinds[name], place, folder, key)
+            option = f"{where[:-1]}: " if where.endswith(".") else where
+            raise OptionError(option + _unknown(name, kinds, hint(name, value)))
+        option = f"{where}{key(name)}"
+        read = _read(value, kinds[name], option, folder, key)
         try:
-            values[name] = msgspec.convert(read, kinds[name], dec_hook=lambda kind, each: each)
+            values[name] = msgspec.convert(read, kinds[name], strict=strict, dec_hook=lambda kind, each: each)
         except msgspec.ValidationError as error:
             why, _, inner = str(error).partition(" - at `$")
-            text = f"{place}{inner.rstrip('`')} = {value_text(value)}: {why[0].lower()}{why[1:]}"
+            text = f"{option}{inner.rstrip('`')} = {value_text(value)}: {why[0].lower()}{why[1:]}"
             bounds = allowed(kinds[name])
             raise OptionError(f"{text}; allowed: {bounds}" if bounds else text) from None
     return values
+
+
+def options_of_variables(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The options in these variables, and a warning of each name that nearly is an option's; raises ``OptionError``.
+
+    An empty variable is as none. Bounds of a table have names such as ``recycle.episodes``.
+    """
+    names = {variable_of(name): name for name in _kinds_of_bounds()}
+    values: dict[str, Any] = {}
+    warnings = []
+    for variable, text in environ.items():
+        if not (variable.startswith(VARIABLES) and text) or variable[len(VARIABLES) :] in OTHER_VARIABLES:
+            continue
+        if name := names.get(variable, ""):
+            table, key = _kinds_of_bounds()[name]
+            value = _listed(text, kinds_of(table)[key])
+            values[name] = options_from({key: value}, table, key={key: variable}.__getitem__, strict=False)[key]
+        elif near := get_close_matches(variable, names, 1, NEAR):
+            warnings.append(f"{variable} is no option; did you mean {near[0]}?")
+    return values, warnings
+
+
+def variable_of(name: str) -> str:
+    return f"{VARIABLES}{name.upper().replace('.', '_')}"
+
+
+@cache
+def _kinds_of_bounds() -> Mapping[str, tuple[type, str]]:
+    """By the name of each option, and of each bound of ``recycle``, its table and its key there."""
+    bounds = {f"recycle.{key}": (RecycleOptions, key) for key in kinds_of(RecycleOptions)}
+    return {**{name: (HubOptions, name) for name in kinds_of(HubOptions) if name != "recycle"}, **bounds}
+
+
+def _listed(text: str, annotation: Any) -> Any:
+    kind, _ = next(_kinds(annotation))
+    if get_origin(kind) is not tuple:
+        return text
+    _, extra = next(_kinds(get_args(kind)[0]))
+    return [each.strip() for each in re.split(extra.get("separator", ","), text)]
 
 
 def _kinds(annotation: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
@@ -314,20 +387,20 @@ def _kinds(annotation: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         yield annotation, {"read": read_path} if annotation is Path else extra
 
 
-def _read(value: Any, annotation: Any, place: str, folder: Path, key: Callable[[str], str]) -> Any:
+def _read(value: Any, annotation: Any, option: str, folder: Path, key: Callable[[str], str]) -> Any:
     for kind, extra in _kinds(annotation):
         arguments = get_args(kind)
         if isinstance(value, dict) and get_origin(kind) is dict:
-            return {name: _read(each, arguments[1], f"{place}.{name}", folder, key) for name, each in value.items()}
+            return {name: _read(each, arguments[1], f"{option}.{name}", folder, key) for name, each in value.items()}
         if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            return kind(**options_from(value, kind, f"{place}.", folder, key))
+            return kind(**options_from(value, kind, f"{option}.", folder, key))
         if isinstance(value, (list, tuple)) and get_origin(kind) is tuple:
-            return [_read(each, arguments[0], f"{place}[{n}]", folder, key) for n, each in enumerate(value)]
+            return [_read(each, arguments[0], f"{option}[{n}]", folder, key) for n, each in enumerate(value)]
         if "read" in extra and (kind is int or isinstance(value, str)):
             try:
                 return extra["read"](value, folder)
             except ValueError as error:  # which has the text itself, unless it may have a key in it
-                raise OptionError(f"{place}: {error}") from error
+                raise OptionError(f"{option}: {error}") from error
     return value
 
 
@@ -343,7 +416,8 @@ def check_distinct(name: str, values: Sequence[Any] | None) -> None:
 
 def _unknown(name: str, kinds: Mapping[str, Any], hint: str) -> str:
     nearest = get_close_matches(name.casefold().replace("-", "_"), kinds, 1)
-    question = hint or (f", did you mean {nearest[0]!r}?" if nearest else ".")
+    question = f"; {RETIRED[name]}." if name in RETIRED else hint
+    question = question or (f", did you mean {nearest[0]!r}?" if nearest else ".")
     return f"unknown key {name!r}{question} Keys here are: {', '.join(kinds)}"
 
 
@@ -356,6 +430,8 @@ def allowed(annotation: Any) -> str:
             texts.append(allowed(get_args(kind)[0]))
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             texts.append(f"a table of {', '.join(kind.__struct_fields__)}")
+        elif kind is bool:
+            texts.append("true or false")
         else:
             texts.append(extra.get("bounds", ""))
     return " or ".join(filter(None, texts))
@@ -382,8 +458,8 @@ def arguments_of(table: Any) -> Any:
     for name, annotation in kinds_of(table).items():
         kinds = (*map(_argument, _kinds(annotation)), None)
         arguments.append((name, Union[kinds], field(default=None, metadata={"help": described(table, name)})))
-    place = {"__module__": __name__}  # cyclopts takes a class of the module ``types`` for a builtin
-    return make_dataclass(f"{table.__name__}Arguments", arguments, frozen=True, namespace=place)
+    namespace = {"__module__": __name__}  # cyclopts takes a class of the module ``types`` for a builtin
+    return make_dataclass(f"{table.__name__}Arguments", arguments, frozen=True, namespace=namespace)
 
 
 def given(arguments: Any) -> dict[str, Any]:

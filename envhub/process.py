@@ -23,10 +23,11 @@ if sys.platform != "win32":
 _OTHERS = "KILL", "STOP", "CONT", "CHLD", "SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS"
 JOB_SIGNALS = {each for each in signal.valid_signals() if getattr(each, "name", "")[3:] not in _OTHERS}
 TERMINAL_SIGNALS = {each for each in JOB_SIGNALS if getattr(each, "name", "")[3:] in ("INT", "QUIT", "TSTP")}
-STACKS = 0
+STACKS = FILE_STACKS = 0
 if sys.platform == "linux":
-    # Makes a worker write its stacks: a real-time signal, which neither batch systems nor simulators use.
-    STACKS = signal.SIGRTMAX - 4
+    # Make a worker write its stacks, to its stderr and into a file for the hub: real-time signals, which neither batch
+    # systems nor simulators use.
+    STACKS, FILE_STACKS = signal.SIGRTMAX - 4, signal.SIGRTMAX - 5
 
 
 @contextlib.contextmanager

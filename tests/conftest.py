@@ -51,10 +51,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Three processes for two CPUs: a test waits for other processes half of its time. Long ones wait more: four."""
-    cpus = len(os.sched_getaffinity(0))
-    return 2 * cpus if config.option.markexpr.startswith("long") else cpus + (cpus + 1) // 2
+def pytest_xdist_auto_num_workers() -> int:
+    """Four processes for two CPUs: a test waits for other processes more than half of its time."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -6,8 +6,8 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, hub_at, only_linux, shown
-from envhub.protocol.messages import Attach, Close, Op, Question
+from envhub.errors import AddressError, HubLost, HubUnreachable, RemoteProtocolError, brief, hub_at, only_linux
+from envhub.protocol.messages import Attach, Op, Operate, Question, Status
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from envhub_client.envs.vector_env import HubVectorEnv
+    from envhub_client.frame_image import Frame
     from envhub_client.make import EnvLike
     from envhub_client.observer import Observer
     from envhub_client.option_keywords import ClientKeywords
 
-_HEALTH: dict[str, Any] = {
-    "status": str,
-    "sessions": int,
-    "uptime_s": (int, float),
-    "loop_lag_s": (int, float),
-    "unready": dict,
-}
+_SECONDS = (int, float)
+_HEALTH: Any = {"status": str, "sessions": int, "uptime_s": _SECONDS, "loop_lag_s": _SECONDS, "unready": dict}
+QUESTION = Question()
+WAITING = "drain_wait"  # the action that takes as long as the sessions do
 RETURN_S = 1.0  # for a hub that was lost to answer again; the next question tries once more
 
 
@@ -47,7 +45,7 @@ def connect(address: str | Secret[str] | None = None, timeout: float = CONNECT_T
         AddressError: not an address, or by default one where somebody else could listen in the hub's place.
         HubUnreachable: no hub answered in time; the message names the address and what to check.
     """
-    chosen = address or addresses.of_environment()
+    chosen = address or addresses.address_of_environment()
     if not chosen:
         if sys.platform != "linux":
             raise AddressError(only_linux("a hub that is found without an address"))
@@ -84,8 +82,7 @@ class Client(AbstractContextManager["Client"]):
             HubTimeout, HubLost: as every question of this class.
         """
         # The hub may have to start a worker first, which reads what is registered.
-        names: list[str] = self._ask(Op.LIST).names
-        return names
+        return [*self._ask(Op.LIST).names]
 
     @hiding_frames
     def make_vec(self, env: EnvLike, num_envs: int = 1, **options: Unpack[ClientKeywords]) -> HubVectorEnv:
@@ -133,36 +130,102 @@ class Client(AbstractContextManager["Client"]):
         return HubVectorEnv(attached)
 
     @hiding_frames
-    def end(self, session: str) -> None:
+    def end(self, session: str, why: str = "") -> dict[str, Any]:
         """End a session of this hub at once, whatever it is at; also one whose envs are being made.
 
-        Its client's pending or next call raises ``SessionLost``.
+        Its client's pending or next call raises ``SessionLost``, which says who ended it, and why.
 
         Args:
-            session: its token. With the right ``admin``, and as the hub's own user, also the name that ``sessions``
-                shows.
+            session: its name, as ``sessions`` shows it, or its token. The sessions of others take the right ``admin``,
+                or the hub's own user.
+            why: the reason, for the session's user and the log.
+
+        Returns:
+            The session's row of ``sessions(ended=True)``.
 
         Raises:
-            ValueError: this is no token.
+            ValueError: this is no name or token.
             SessionLost: there is no such session (any longer).
             HubUnreachable: no hub answered.
         """
+        return self._operate("end", session, why=why)[0]
+
+    @hiding_frames
+    def stack(self, session: str, env: int | None = None) -> list[dict[str, Any]]:
+        """The Python stacks of a session's workers, or of that of one env, which go on; also in native code.
+
+        A row has ``worker``, its number, ``pid``, ``envs``, and ``stacks``, or ``problem`` if there are none.
+        """
+        return self._operate("stack", session, **({} if env is None else {"env": env}))
+
+    @hiding_frames
+    def frame(self, session: str, env: int) -> Frame:
+        """The frame that an env draws now, between two steps, or its observation. Its program does not notice.
+
+        Raises:
+            RequestRefused: the env draws nothing, or it is busy.
+        """
+        from envhub_client.frame_image import Frame
+
+        reply = self._order("frame", session, env=env)
+        return Frame.of_row(reply.message.rows[0], reply.frames)
+
+    @hiding_frames
+    def restart(self, session: str, env: int, why: str = "") -> dict[str, Any]:
+        """End the worker of an env and start it again, which costs the session no restart.
+
+        Its ``envs``, which the result has, are truncated; ``infos`` says who did that, and why.
+        """
+        return self._operate("restart", session, env=env, why=why)[0]
+
+    @hiding_frames
+    def drain(self, deadline: float | None = None, message: str = "", wait: bool = False) -> dict[str, Any]:
+        """Have the hub make no session any more, and end with its last one; its clients are told.
+
+        Args:
+            deadline: seconds after which the sessions that are left end, as by SIGTERM; None for never.
+            message: the reason.
+            wait: return when the hub has ended, with ``cut``, the number of sessions that it ended.
+        """
+        # In a request 0 is never.
+        wire_s = 0.0 if deadline is None else deadline or 0.001
+        return self._operate(WAITING if wait else "drain", why=message, deadline_s=wire_s)[0]
+
+    @hiding_frames
+    def reload(self) -> dict[str, Any]:
+        """Have the hub read its file again; sessions that run keep their settings."""
+        return self._operate("reload")[0]
+
+    def _operate(self, action: str, session: str = "", **fields: Any) -> list[dict[str, Any]]:
+        return [*self._order(action, session, **fields).message.rows]
+
+    def _order(self, action: str, session: str, **fields: Any) -> Any:
+        """Have the hub carry out an action once; its answer. Fields are those of ``Operate``."""
         import secrets  # not for a health check
 
         from envhub_client.observer import token_bytes
 
-        connection = connect_to(self._hub, secrets.token_bytes(16), self.timeout)
-        try:
-            connection.send(Op.ATTACH, Attach(token_bytes(session)))
-            connection.give_up()  # the session may be long in making, and CLOSE does not wait
-            connection.ask(Op.CLOSE, Close(terminate=True), timeout=self.timeout)
-        finally:
-            connection.close()
+        if session:
+            token_bytes(session)
+        self._ask(Op.HEALTH)  # the hub may have been started again; an order is not given to another hub
+        order = Operate(action, secrets.token_bytes(16), session, **fields)
+        return self._connection.ask(Op.OPERATE, order, timeout=None if action == WAITING else self.timeout)
 
     @hiding_frames
-    def sessions(self) -> list[dict[str, Any]]:
-        """One description per session: env, number of envs, process ids of its workers, phase."""
-        return self._rows(Op.SESSIONS)
+    def sessions(self, ended: bool = False) -> list[dict[str, Any]]:
+        """A row for each session of this client, or of all for an administrator; or for the last that have ended.
+
+        ``server/docs/monitoring.md`` says what a row has.
+        """
+        return self._rows(Op.STATUS, Status("ended" if ended else "sessions"))
+
+    @hiding_frames
+    def slow(self) -> list[dict[str, Any]]:
+        """A row for each of the last 128 steps, resets and calls of these sessions that took at least ``slow_ms``.
+
+        The oldest is first. The last ones may still go on: ``ago_s``, since when they are over, is None.
+        """
+        return self._rows(Op.STATUS, Status("slow"))
 
     @hiding_frames
     def stats(self) -> dict[str, Any]:
@@ -178,9 +241,8 @@ class Client(AbstractContextManager["Client"]):
         row = self._row(Op.HEALTH)
         for name, kinds in _HEALTH.items():
             if not isinstance(row.get(name), kinds):
-                raise RemoteProtocolError(
-                    f"{hub_at(self.address)} says of its health {name}={shown(row.get(name), 100)}"
-                )
+                text = f"says of its health {name}={brief(row.get(name), 100)}"
+                raise RemoteProtocolError(f"{hub_at(self.address)} {text}")
         return row
 
     def _row(self, op: Op) -> dict[str, Any]:
@@ -188,14 +250,13 @@ class Client(AbstractContextManager["Client"]):
             raise RemoteProtocolError(f"{hub_at(self.address)} answered {op.name} with {len(rows)} rows")
         return rows[0]
 
-    def _rows(self, op: Op) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._ask(op).rows
-        return rows
+    def _rows(self, op: Op, question: Question | Status = QUESTION) -> list[dict[str, Any]]:
+        return [*self._ask(op, question).rows]
 
-    def _ask(self, op: Op) -> Any:
+    def _ask(self, op: Op, question: Question | Status = QUESTION) -> Any:
         """The answer to a question; one that was lost with its hub is asked of the next hub at the address."""
         try:
-            return self._connection.ask(op, Question(), timeout=self.timeout).message
+            return self._connection.ask(op, question, timeout=self.timeout).message
         except HubLost as lost:
             try:
                 connection = connect_to(self._hub, timeout=min(self.timeout, RETURN_S))
@@ -203,7 +264,7 @@ class Client(AbstractContextManager["Client"]):
                 raise lost from None
             self._connection.close()
             self._connection = connection
-        return self._connection.ask(op, Question(), timeout=self.timeout).message
+        return self._connection.ask(op, question, timeout=self.timeout).message
 
     def close(self) -> None:
         """Close the connection; vector envs made here live on."""

@@ -19,7 +19,7 @@ class Deadline:
         try:
             self._end_s = time.monotonic() + timeout
         except TypeError:
-            raise TypeError(f"timeout must be a number of seconds, got {errors.shown(timeout)}") from None
+            raise TypeError(f"timeout must be a number of seconds, got {errors.brief(timeout)}") from None
 
     def left_s(self) -> float:
         """Seconds until then; 0 once it has passed."""

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import gymnasium
 
-from envhub.errors import shown
+from envhub.action_chunk import ActionChunk
+from envhub.errors import brief
 
 Options = TypeVar("Options")
 
@@ -55,7 +56,7 @@ WrapperLike = str | type | functools.partial[Any] | tuple[Any, dict[str, Any]]
 def named_wrappers(wrappers: Sequence[WrapperLike]) -> tuple[list[str], list[dict[str, Any]]]:
     """The entry points, as ``module:Class``, and the keyword arguments of these wrappers."""
     if isinstance(wrappers, (str, type)) or not isinstance(wrappers, Sequence):
-        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {shown(wrappers, 100)}")
+        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {brief(wrappers, 100)}")
     each = [_named(wrapper) for wrapper in wrappers]
     return [entry for entry, _ in each], [arguments for _, arguments in each]
 
@@ -69,11 +70,11 @@ def _named(wrapper: object) -> tuple[str, dict[str, Any]]:
     elif isinstance(wrapper, tuple) and len(wrapper) == 2 and isinstance(wrapper[1], dict):
         kind, arguments = wrapper
     if isinstance(kind, str):
-        kind = getattr(gymnasium.wrappers, kind, kind)
+        kind = ActionChunk if kind == "ActionChunk" else getattr(gymnasium.wrappers, kind, kind)
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
         raise TypeError(
-            f"{shown(wrapper, 100)} is no wrapper that can be named: give a class that extends gymnasium.Wrapper, the "
-            "name of one in gymnasium.wrappers, or (class, {...}) with its arguments; or wrap in a factory"
+            f"{brief(wrapper, 100)} is no wrapper that can be named: give a class that extends gymnasium.Wrapper, the "
+            "name of one in gymnasium.wrappers, 'ActionChunk', or (class, {...}) with its arguments; or use a factory"
         )
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         raise TypeError(
@@ -83,4 +84,4 @@ def _named(wrapper: object) -> tuple[str, dict[str, Any]]:
 
 
 def _text(kind: object) -> str:
-    return getattr(kind, "__qualname__", shown(kind))
+    return getattr(kind, "__qualname__", brief(kind))

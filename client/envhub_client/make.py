@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode
 from typing_extensions import Unpack
 
-from envhub.errors import AddressError, RequestRefused, only_linux, shown
+from envhub.errors import AddressError, RequestRefused, brief, only_linux
 from envhub.protocol.messages import Make
 from envhub.protocol.prelude import RECONNECT_S
 from envhub.secret import Secret
@@ -67,7 +67,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     spin_us: int | None = None,
     pin: bool = False,
     vector: bool = False,
-    compression: Compression | None = None,
+    compression: Compression | None = "auto",
     reconnect_timeout: float = RECONNECT_S,
     on_hub_loss: HubLossPolicy = "raise",
     record: str | Path | RecordOptions | None = None,
@@ -111,9 +111,10 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         pin: True if each worker keeps to one CPU.
         vector: True if ``env`` is a vector env, which steps all of its envs in one call: an id with a
             ``vector_entry_point``, or a function that takes ``num_envs``. One worker holds the batch, or each of
-            ``num_workers`` a share.
-        compression: the compression of observations that come from another machine: ``"lz4"``, ``"zstd"``, or
-            ``"auto"``, what both sides have.
+            ``num_workers`` a part.
+        compression: the compression of observations: ``"auto"`` where they come from another machine or encrypted, and
+            where it is worth its time; ``"zstd"`` or ``"lz4"`` at any address and cost; or None. ``envs.compression``
+            is the one in use.
         reconnect_timeout: the seconds for which a hub that is out of reach is tried, before it is taken for lost.
         on_hub_loss: ``"raise"`` ``HubLost``, or ``"recreate"``: continue in a new session on the hub that comes back
             at the same address, or on a new private hub. The step under way then returns every env truncated; of
@@ -121,11 +122,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         record: a folder of this machine to which episodes are written as a Minari data set, or ``RecordOptions`` with
             one (``pip install "envhub-rl[record]"``). ``envs.recorded`` says what is written, and what was dropped.
         wrappers: the wrappers of each env of this id, innermost first, which run in the workers: classes that extend
-            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``, with arguments as ``("FrameStackObservation",
-            {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``.
+            ``gymnasium.Wrapper``, or names in ``gymnasium.wrappers``, or ``"ActionChunk"``, with arguments as
+            ``("FrameStackObservation", {"stack_size": 4})`` or ``functools.partial(TimeLimit, max_episode_steps=50)``.
         env_kwargs: arguments for the env or the factory, for those whose names are taken by this function; or a list of
             one dict per env, for envs that differ.
-        on_crash: the policy when an env's process ends, ``"truncate"`` or ``"raise"``; see ``envhub.FaultOptions``.
+        on_crash: the policy when an env's process ends, such as ``"truncate"``; see ``envhub.FaultOptions``.
         on_timeout: the policy when an env does not finish in time.
         on_exception: the policy when an env's ``step`` raises.
         on_invalid: the policy when an observation or a reward is not finite; ``"pass"`` as in Gymnasium.
@@ -142,9 +143,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         recycle: when another worker takes over from one, for envs that leak: after ``{"episodes": 100}``.
         shared_process: True if several of the envs may share a process, which steps cheap envs faster.
         one_per_process: True if each env has a process of its own in any case.
+        snapshots: True if snapshots may be taken of the envs: ``envs.snapshot`` and ``envs.restore``.
         python: the interpreter of the workers, for a simulator that needs another.
         rendering: the way to draw frames without a screen, ``"egl"`` or ``"osmesa"``.
         worker_setup: a function that each worker calls once, before it makes its envs, or its name.
+        label: your own name for what the envs are for, which the hub's operator sees.
         **kwargs: further arguments for the env, such as ``render_mode``.
 
     Raises:
@@ -160,7 +163,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     if isinstance(env, str) and "://" in env:  # which may have a key in it
         raise AddressError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
     if not isinstance(vector, bool):
-        raise TypeError(f"vector must be True or False, got {shown(vector)}")
+        raise TypeError(f"vector must be True or False, got {brief(vector)}")
     fault_options, others = fields_of(FaultOptions, kwargs)
     hosting_options, arguments = fields_of(HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
@@ -169,13 +172,15 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
         if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(one, dict) for one in env_kwargs):
-            raise TypeError(f"env_kwargs must be a dict, or a list with one for each env, got {shown(env_kwargs, 100)}")
+            raise TypeError(f"env_kwargs must be a dict, or a list with one for each env, got {brief(env_kwargs, 100)}")
         each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
         if num_envs not in (1, len(each)) or not each:
             raise ValueError(f"num_envs={num_envs} and env_kwargs of {len(each)} envs")
         num_envs = len(each)
     arguments = {**arguments, **(env_kwargs or {})}
     wrapping = named_wrappers(wrappers)
+    if vector and options.hosting.snapshots:
+        raise ValueError("snapshots are of envs with a process each, and vector=True steps all of them in one")
     if vector and each:
         raise ValueError("a vector env takes the same arguments for all of its envs, and env_kwargs are a list")
     if not isinstance(env, (str, EnvSpec)):
@@ -183,7 +188,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
             raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
         factories = _with_arguments(env, num_envs, each or [arguments])
         return _by_factories(factories, num_envs, hubs, options, vector)
-    hubs = hubs or addresses.of_environment()
+    hubs = hubs or addresses.address_of_environment()
     try:
         return _by_name(env, num_envs, hubs, options, arguments, each, vector, wrapping)
     except TypeError as error:
@@ -199,7 +204,7 @@ def _checked_num_envs(num_envs: SupportsIndex) -> int:
     try:
         count = operator.index(num_envs)
     except TypeError:
-        raise TypeError(f"num_envs must be a whole number, got {shown(num_envs)}") from None
+        raise TypeError(f"num_envs must be a whole number, got {brief(num_envs)}") from None
     if count < 1:
         raise ValueError(f"num_envs must be at least 1, got {count}")
     return count
@@ -300,7 +305,7 @@ def _by_factories(
 ) -> HubVectorEnv:
     """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
     if vector and not callable(env):
-        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {shown(env, 100)}")
+        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {brief(env, 100)}")
     factories = [env] * num_envs if callable(env) else checked_factories(env)
     if num_envs not in (1, len(factories)):
         raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
@@ -382,7 +387,7 @@ def make(
         if name in kwargs:
             raise TypeError(f"make takes no {name!r}, for it makes one env, which its caller resets; see make_vec")
     if not isinstance(env_kwargs, (dict, type(None))):
-        raise TypeError(f"make takes the arguments of one env, a dict, as env_kwargs, got {shown(env_kwargs, 100)}")
+        raise TypeError(f"make takes the arguments of one env, a dict, as env_kwargs, got {brief(env_kwargs, 100)}")
     # Its caller resets it, as any single env.
     envs = make_vec(env, 1, hub=hub, autoreset_mode=AutoresetMode.DISABLED, env_kwargs=env_kwargs, **kwargs)
     return HubEnv(envs)
@@ -390,17 +395,17 @@ def make(
 
 def make_remote(env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any) -> HubEnv:
     """One env of the hub at ``url``, or at ``hub``, which says the same; otherwise as ``make``."""
-    return make(env_id, hub=_without_secret(url or hub), **kwargs)
+    return make(env_id, hub=_drop_secret(url or hub), **kwargs)
 
 
 def make_vec_remote(
     num_envs: int, env_id: str, url: str | None = None, hub: str | None = None, **kwargs: Any
 ) -> HubVectorEnv:
     """``num_envs`` envs of the hub at ``url``, or at ``hub``; otherwise as ``make_vec``."""
-    return make_vec(env_id, num_envs, hub=_without_secret(url or hub), **kwargs)
+    return make_vec(env_id, num_envs, hub=_drop_secret(url or hub), **kwargs)
 
 
-def _without_secret(url: str | None) -> str | None:
+def _drop_secret(url: str | None) -> str | None:
     """The url, which Gymnasium keeps in the spec."""
     if isinstance(addresses.guarded(url), Secret):
         raise AddressError("a spec would keep the key in this url: run `envhub login`, and give the hub's name as url")

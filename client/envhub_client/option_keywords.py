@@ -18,6 +18,7 @@ from envhub_client.keywords import WrapperLike
 from envhub_client.record_options import RecordOptions
 from envhub_client.session.options import (
     Compression,
+    CrashPolicy,
     HubLossPolicy,
     InfoMode,
     InvalidPolicy,
@@ -32,7 +33,7 @@ from envhub_client.session.options import (
 class OptionKeywords(TypedDict, total=False):
     """The fields of ``FaultOptions`` and ``HostingOptions``."""
 
-    on_crash: Policy
+    on_crash: CrashPolicy
     on_timeout: Policy
     on_exception: Policy
     on_invalid: InvalidPolicy
@@ -49,9 +50,11 @@ class OptionKeywords(TypedDict, total=False):
     recycle: Mapping[str, float] | None
     shared_process: bool
     one_per_process: bool
+    snapshots: bool | Literal["unsafe"]
     python: str | Path | None
     rendering: Rendering | None
     worker_setup: str | Callable[[], object] | None
+    label: str
 
 
 class EnvKeywords(OptionKeywords, total=False):

@@ -1,4 +1,4 @@
-"""Options of a recording, and what came of it."""
+"""Options of a recording, and its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from envhub.errors import shown
+from envhub.errors import brief
 
 GIB = 1 << 30
 
@@ -46,20 +46,20 @@ class RecordOptions:
     def __post_init__(self) -> None:
         """Check what does not depend on the envs, and take numbers of NumPy as ints, which can be written as JSON."""
         if not isinstance(self.folder, (str, os.PathLike)):
-            raise TypeError(f"folder must be a path, got {shown(self.folder)}")
+            raise TypeError(f"folder must be a path, got {brief(self.folder)}")
         folder = os.fsdecode(self.folder)
         if not folder:
             raise ValueError('folder is empty; "." is the working directory')
         if "://" in folder:
             raise ValueError("folder must be a path, and is a URL")
         if "\0" in folder:
-            raise ValueError(f"folder has a null character: {shown(folder)}")
+            raise ValueError(f"folder has a null character: {brief(folder)}")
         if self.only not in ("all", "failed"):
-            raise ValueError(f"only must be 'all' or 'failed', got {shown(self.only)}")
+            raise ValueError(f"only must be 'all' or 'failed', got {brief(self.only)}")
         for name in ("env_ids", "film"):
             if (numbers := getattr(self, name)) is not None:
                 if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
-                    raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {shown(numbers)}")
+                    raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {brief(numbers)}")
                 object.__setattr__(self, name, tuple(_whole(f"each of {name}", number) for number in numbers))
         for name in ("every", "bytes_max", "episodes_max", "folder_bytes_max", "queue_bytes"):
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
@@ -70,14 +70,14 @@ class RecordOptions:
         """The envs that are recorded, ascending."""
         chosen = sorted({*range(num_envs)} if self.env_ids is None else {*self.env_ids})
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_envs:
-            raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {shown(self.env_ids)}")
+            raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {brief(self.env_ids)}")
         if strange := {*self.film} - {*chosen}:
             raise ValueError(f"film has envs that are not recorded: {sorted(strange)}")
         return chosen
 
 
 def _whole(name: str, number: Any) -> int:
-    text = f"{name} must be a whole number, got {shown(number)}"
+    text = f"{name} must be a whole number, got {brief(number)}"
     if isinstance(number, bool):
         raise TypeError(text)
     try:

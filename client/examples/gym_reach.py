@@ -27,14 +27,14 @@ class Reach(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.at, self.goal = self.np_random.random((2, 2))
-        return self._shown()
+        return self._seen()
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.at = np.clip(self.at + np.clip(action, -0.1, 0.1), 0, 1)
-        observation, info = self._shown()
+        observation, info = self._seen()
         return observation, float(info["is_success"]) - 0.01, info["is_success"], False, info
 
-    def _shown(self) -> tuple[Any, dict[str, Any]]:
+    def _seen(self) -> tuple[Any, dict[str, Any]]:
         pixels = np.zeros((SIZE, SIZE, 3), np.uint8)
         row, column = (self.goal * (SIZE - 3)).astype(int)
         pixels[row : row + 3, column : column + 3] = 255, 0, 0

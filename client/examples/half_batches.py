@@ -40,15 +40,12 @@ def whole_batches(envs: envhub.HubVectorEnv, think_s: float, seconds: float) -> 
 def half_batches(envs: envhub.HubVectorEnv, think_s: float, seconds: float) -> float:
     """Env-steps/s where one half of the envs steps while the policy works on the other, which takes half as long."""
     observations, _ = envs.reset(seed=1)
-    first, second = np.split(np.arange(NUM_ENVS), 2)  # every worker has envs in both
-    envs.send(policy(observations[first], think_s / 2), first)
-    waiting, seen = second, observations[second]
+    for half in np.split(np.arange(NUM_ENVS), 2):  # every worker has envs in both
+        envs.send(policy(observations[half], think_s / 2), half)
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
-        actions = policy(seen, think_s / 2)
-        seen, *_, done = envs.recv()
-        envs.send(actions, waiting)
-        waiting = done
+        seen, *_, done = envs.recv(min_envs=NUM_ENVS // 2)
+        envs.send(policy(seen, think_s * len(done) / NUM_ENVS), done)
         count += len(done)
     rate = count / (time.perf_counter() - begun)
     envs.recv()

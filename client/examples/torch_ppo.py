@@ -42,8 +42,8 @@ def learn(envs: Any, steps: int, seed: int) -> nn.Module:
                 choice = Categorical(logits=policy(observations[t]))
             actions[t] = choice.sample()
             log_probs[t] = choice.log_prob(actions[t])
-            *shown, infos = envs.step(actions[t].numpy())
-            observations[t + 1], rewards[t], terminated[t], ended[t] = map(torch.as_tensor, shown)
+            *results, infos = envs.step(actions[t].numpy())
+            observations[t + 1], rewards[t], terminated[t], ended[t] = map(torch.as_tensor, results)
             ended[t] |= terminated[t]  # and the next step ignores the action and resets
             valid[t] = ~(ended[t - 1] | torch.as_tensor(infos.get("_invalid_transition", False)))
         with torch.no_grad():
@@ -71,15 +71,15 @@ def mean_return(envs: Any, policy: nn.Module, episodes: int, seed: int) -> float
     """The mean return of the most probable actions, over at least ``episodes`` whole episodes, as many of each env."""
     observations, _ = envs.reset(seed=seed)
     returns, resets = np.zeros(envs.num_envs), np.zeros(envs.num_envs, bool)
-    share, done = -(-episodes // envs.num_envs), [[] for _ in returns]
-    while min(map(len, done)) < share:
+    episodes_per_env, done = -(-episodes // envs.num_envs), [[] for _ in returns]
+    while min(map(len, done)) < episodes_per_env:
         chosen = policy(torch.as_tensor(observations)).argmax(-1)
         observations, rewards, terminations, truncations, infos = envs.step(chosen.numpy())
         returns = np.where(resets, 0, returns + rewards)
         resets = terminations | truncations
         for row in np.flatnonzero(resets & ~infos.get("_invalid_transition", np.False_)):
             done[row].append(returns[row])
-    return float(np.mean([each[:share] for each in done]))
+    return float(np.mean([each[:episodes_per_env] for each in done]))
 
 
 def main() -> None:

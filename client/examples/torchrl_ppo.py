@@ -64,11 +64,11 @@ def learn(env: EnvBase, steps: int) -> ProbabilisticActor:
 
 def mean_return(env: EnvBase, policy: ProbabilisticActor, episodes: int) -> float:
     """The mean return of the most probable actions, over the first episodes of each env."""
-    share = -(-episodes // NUM_ENVS)
+    episodes_per_env = -(-episodes // NUM_ENVS)
     with torch.no_grad(), set_exploration_type(ExplorationType.MODE):
-        data = env.rollout(500 * share, policy, break_when_any_done=False)
+        data = env.rollout(500 * episodes_per_env, policy, break_when_any_done=False)
     whole = (data["next", "done"] & ~data["next", "invalid_transition"]).squeeze(-1)
-    first = whole & (whole.cumsum(1) <= share)
+    first = whole & (whole.cumsum(1) <= episodes_per_env)
     return float(data["next", "episode_reward"][first].mean())
 
 

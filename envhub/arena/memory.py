@@ -3,14 +3,17 @@
 Who may write what, and when:
 
 * The **driver** (the hub, or on the shared lane its client) writes actions, ``op`` and ``request``, and only of rows
-  whose ``done == request``. The header word ``driver`` says which of the two it is, and ``epoch`` counts the changes;
-  only the hub writes them.
+  whose ``done == request``; and the one message, while no row is pending. The header word ``driver`` says which of the
+  two it is, and ``epoch`` counts the changes; only the hub writes them.
 * From the moment a row's ``request`` exceeds its ``done`` until they are equal again, the row's results (one slot
   of its observation, reward, flags, info, ``status``, ``needs_reset``) belong to its **worker**.
 * A worker stores its results first and ``done`` last. Each word is one aligned eight-byte store, so no process ever
   reads a torn word. The words are authoritative; a doorbell only wakes.
 * A row's observation goes into slot ``request & 1``, and its last complete one is in slot ``done & 1``: a driver
-  increases ``request`` by an odd number. No other word holds the slot, because two words cannot be read atomically.
+  increases ``request`` by an odd number for a step or a reset, and by ``CALL_INCREMENT``, which is even, for a call.
+  No other word holds the slot, because two words cannot be read atomically.
+* A worker stores ``begun = request`` before it begins a reset or a call. A call is never repeated if it ends in the
+  middle, and neither is a reset whose loss raises.
 
 The arena has no name, so nothing is left behind when a process dies. Its seals keep a peer from truncating it.
 """
@@ -25,28 +28,43 @@ from typing import Any, Sequence, cast
 
 import numpy as np
 
-from envhub.arena.layout import HEADER_WORDS, LARGE_INFOS_BYTES_MAX, MAGIC, SLOTS, VERSION, Layout
+from envhub.arena.layout import (
+    HEADER_WORDS,
+    LARGE_INFOS_BYTES_MAX,
+    MAGIC,
+    MESSAGE_BYTES,
+    SLOTS,
+    STEPS_TIMED,
+    VERSION,
+    Layout,
+)
 from envhub.transport.descriptors import check_sealed, new_memory
 from envhub.values.actions import OUT_OF_BAND, split_results
 from envhub.values.info_columns import Rows
 
-# The values of ``op``. A message on the worker's channel brings the arguments of a reset, and the actions of a step
-# that travel out of band. In OP_PART, a step of part of the rows, the worker rings the driver for each row that is
-# done.
-OP_STEP, OP_RESET, OP_OUT_OF_BAND, OP_PART = 1, 2, 3, 4
+# The values of ``op``. In OP_PART, a step of part of the rows, the worker rings the driver for each row that is done.
+# The arena's message has what all but OP_STEP and OP_PART need: the request of the protocol, encoded, and of
+# OP_OUT_OF_BAND the actions as they travel.
+OP_STEP, OP_RESET, OP_OUT_OF_BAND, OP_PART, OP_CALL, OP_SET_ATTR = range(1, 7)
+STEPS, CALLS = (OP_STEP, OP_OUT_OF_BAND, OP_PART), (OP_CALL, OP_SET_ATTR)
+# ``request`` counts a row's steps and resets, and in the bits above them its calls.
+CALL_INCREMENT = 1 << 44
 STATUS_OK, STATUS_RAISED, STATUS_INFO = 0, 1, 2  # INFO: the row has an info; its length is in ``info_length``
 DRIVER_HUB, DRIVER_CLIENT = 1, 2
-# The progress word ``turn``: one per worker, in the column of its first row. The hub samples it to find a hanging env.
+# The word ``progress``: one per worker, in the column of its first row. The hub samples it to find a hanging env.
 # If the word has not changed for longer than the env's deadline, the env that it names hangs.
-#   bits 0-19   TURN_ROW: the row that the worker runs; meaningless while none of its rows is pending and no call runs
-#   bit  20     TURN_FIRST: the env is built again, or takes its first step; the hub applies ``init_timeout``
-#   bits 21-62  a counter, increased by TURN_ONE before the worker runs a row, so that two turns of one row differ
-TURN_ROW, TURN_FIRST, TURN_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
+#   bits 0-19   ROW_BITS: the row that the worker runs; meaningless while no row of its is pending and no call runs
+#   bit  20     FIRST_CALL: the env is built again, or takes its first step; the hub applies ``init_timeout``
+#   bits 21-62  a counter, increased by CALL_ONE before the worker runs a row, so that two calls of one row differ
+ROW_BITS, FIRST_CALL, CALL_ONE = (1 << 20) - 1, 1 << 20, 1 << 21
+# The word ``since``, where ``progress`` is: when the worker began what it is at, on the monotonic clock in nanoseconds,
+# and 0 while it waits. With rows that are pending it is in a step, a reset or a call, else it makes an env again.
 LARGE = -1  # in ``info_template``: the info is an encoded map in the row's place for large infos
 OBSERVE_TRIES = 10
 REVOKED, WINDING_UP = 1, 2  # values of the header word ``revoked``
 
 _WORD = (1 << 64) - 1
+_SEEDS = (1 << 63) - 1
 
 _EPOCH, _DRIVER, _REVOKED = (HEADER_WORDS.index(name) for name in ("epoch", "driver", "revoked"))
 
@@ -62,8 +80,9 @@ def allocate(layout: Layout, large_infos_bytes_max: int = LARGE_INFOS_BYTES_MAX)
 class Arena:
     """The mapped memory, with an array for every field of the layout; it stays mapped while one is referenced.
 
-    ``info_template`` is 0 or ``LARGE`` for an encoded map, else the template of the values. ``rooms``: bytes of each
-    row for a large info that have memory. Only the hub writes them, and it reads its own copy.
+    ``info_template`` is 0 or ``LARGE`` for an encoded map, else the template of the values, which are in the place for
+    large infos if they are longer than the other one. ``rooms``: bytes of each row for a large info that have memory.
+    Only the hub writes them, and it reads its own copy.
     """
 
     def __init__(self, layout: Layout, fd: int, in_children: bool = False) -> None:
@@ -78,10 +97,10 @@ class Arena:
         if not in_children:
             # A child process of an env must not keep the session's memory alive, nor write to it.
             self._memory.madvise(mmap.MADV_DONTFORK)
-        places = -(-(layout.nbytes() + layout.rooms_bytes()) // mmap.PAGESIZE) * mmap.PAGESIZE
-        if len(self._memory) > places:
+        large_infos_at = -(-(layout.nbytes() + layout.rooms_bytes()) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if len(self._memory) > large_infos_at:
             # Writing a core file would allocate the memory of all large infos.
-            self._memory.madvise(mmap.MADV_DONTDUMP, places, len(self._memory) - places)
+            self._memory.madvise(mmap.MADV_DONTDUMP, large_infos_at, len(self._memory) - large_infos_at)
         self._fields = layout.fields()
         self._posts = 0
         self._all_rows = np.arange(layout.rows)
@@ -99,9 +118,14 @@ class Arena:
         self._length_words, self._template_words = self.info_length.data, self.info_template.data
         self.results = self._view("results")
         self.rewards, self.terminations, self.truncations = split_results(self.results, layout.rows)
-        self.turn, self.infos = self._view("turn"), self._view("infos")
-        self.large_infos, self._shared_rooms = self._large(len(self._memory))
-        self.rooms = self._shared_rooms
+        self.progress, self.begun, self.seed = self._view("progress"), self._view("begun"), self._view("seed")
+        self.since = self._view("since")
+        self.step_ns, self.worker_ns, self.env_ns = (self._view(f"{who}_ns") for who in ("step", "worker", "env"))
+        self.infos = self._view("infos")
+        self._info_bytes, self._status_words = self.infos.reshape(-1).data, self.status.data
+        self._message_length, self._message = self._view("message_length").data, self._view("message").data
+        self.large_infos, self.large_message, self._shared_rooms = self._large(len(self._memory))
+        self._keep_rooms(self._shared_rooms)
         self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
         self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]
         self.observations = [self._view(f"observation/{i}") for i in range(len(layout.observations))]
@@ -110,22 +134,31 @@ class Arena:
         field = self._fields[name]
         return cast(np.ndarray, np.ndarray(field.shape, field.dtype, self._memory, field.offset))
 
-    def _large(self, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-        rows, at, place = self.layout.rows, self.layout.nbytes(), self.layout.large_info_bytes(nbytes)
-        if not place:
-            return np.zeros((rows, 0), np.uint8), np.zeros(rows, np.int64)
-        places = np.ndarray((rows, place), np.uint8, self._memory, at + self.layout.rooms_bytes())
-        return places, np.ndarray(rows, np.int64, self._memory, at)
+    def _large(self, nbytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, at = self.layout.rows, self.layout.nbytes()
+        place, message = self.layout.large_bytes(nbytes)
+        if nbytes < at + self.layout.rooms_bytes():
+            return np.zeros((rows, 0), np.uint8), np.zeros(0, np.uint8), np.zeros(rows + 1, np.int64)
+        rooms = np.ndarray(rows + 1, np.int64, self._memory, at)
+        at += self.layout.rooms_bytes()
+        large_message: np.ndarray = np.ndarray(message, np.uint8, self._memory, at)
+        return np.ndarray((rows, place), np.uint8, self._memory, at + message), large_message, rooms
 
-    def large_info_offset(self, row: int) -> int:
-        return self.layout.nbytes() + self.layout.rooms_bytes() + row * int(self.large_infos.shape[1])
+    def _keep_rooms(self, rooms: np.ndarray) -> None:
+        self._rooms, self.rooms = rooms, rooms[:-1]
+
+    def large_offset(self, row: int) -> int:
+        """Offset of the large info of a row, or of the large message, as of ``room``."""
+        at = self.layout.nbytes() + self.layout.rooms_bytes()
+        is_message = row == self.layout.rows
+        return at if is_message else at + len(self.large_message) + row * int(self.large_infos.shape[1])
 
     def memory_ref(self) -> weakref.ref[Any]:
         return weakref.ref(self._memory)
 
     def format(self, epoch: int) -> None:
         self._epoch = epoch
-        self.rooms = self._shared_rooms.copy()
+        self._keep_rooms(self._shared_rooms.copy())
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
 
     @property
@@ -140,43 +173,94 @@ class Arena:
 
     def take_over(self) -> bool:
         """Continue after the last driver; return True if the rows' last results are not all in the same slot."""
-        self._posts = int(self.request.max())
+        calls, steps = self.request // CALL_INCREMENT, self.request % CALL_INCREMENT
+        self._posts = int(calls.max()) * CALL_INCREMENT + int(steps.max())
         return bool(((self.request ^ self._posts) & 1).any())
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Each row's number of steps and resets."""
+        steps: np.ndarray = self.done % CALL_INCREMENT
+        return steps
+
+    def keep_seed(self, row: int, seed: int) -> None:
+        """Keep the last seed that the program gave a row's env, from which follow those of the envs after it."""
+        self.seed[row] = seed % _SEEDS + 1  # 0 is none; of a larger one another is kept
+
+    def last_seed(self, row: int) -> int | None:
+        word = int(self.seed[row])
+        return (word - 1) % _SEEDS if word else None
 
     def give_room(self, row: int, nbytes: int) -> None:
         """Let the row store large infos of up to this many bytes, which have memory; only the hub calls this."""
-        self.rooms[row] = self._shared_rooms[row] = nbytes
+        self._rooms[row] = self._shared_rooms[row] = nbytes
 
-    def put_info(self, row: int, blob: bytes) -> int | None:
+    def room(self, row: int) -> int:
+        """The bytes of a row for a large info, or those for a large message; ``layout.rows`` stands for the message."""
+        size = len(self.large_message) if row == self.layout.rows else self.large_infos.shape[1]
+        return min(int(self._rooms[row]), int(size))
+
+    def put_info(self, row: int, *pieces: Any) -> int | None:
         """Store an encoded info in the row; return its ``info_template``, or None if it is too large."""
-        nbytes = len(blob)
+        nbytes = sum(map(len, pieces))
         if nbytes <= self.layout.info_bytes:
-            self.infos[row, :nbytes] = np.frombuffer(blob, np.uint8)
-            return 0
-        if nbytes > min(int(self.rooms[row]), self.large_infos.shape[1]):
+            place, template = self.infos[row].data, 0
+        elif nbytes <= self.room(row):
+            place, template = self.large_infos[row].data, LARGE
+        else:
             return None
-        self.large_infos[row, :nbytes] = np.frombuffer(blob, np.uint8)
-        return LARGE
+        end = 0
+        for piece in pieces:
+            start, end = end, end + len(piece)
+            place[start:end] = piece
+        return template
+
+    def put_message(self, message: Any) -> bool:
+        """Store the message of a request that is about to be posted; False if it is too large."""
+        nbytes = len(message)
+        if nbytes > MESSAGE_BYTES and nbytes > self.room(self.layout.rows):
+            return False
+        (self._message if nbytes <= MESSAGE_BYTES else self.large_message.data)[:nbytes] = message
+        self._message_length[0] = nbytes
+        return True
+
+    def message(self) -> bytes:
+        """A copy of the message of the last request that has one; empty if the words make no sense."""
+        nbytes = self._message_length[0]
+        if nbytes < 0 or (nbytes > MESSAGE_BYTES and nbytes > self.room(self.layout.rows)):
+            return b""
+        return bytes((self._message if nbytes <= MESSAGE_BYTES else self.large_message.data)[:nbytes])
 
     def info(self, row: int) -> memoryview | None:
+        """The bytes of the row's info: an encoded map or, with a template, values; None if they are not here."""
         template, nbytes = self._template_words[row], self._length_words[row]
-        if template == 0 and 0 < nbytes <= self.layout.info_bytes:
-            return self.infos[row, :nbytes].data
-        if template == LARGE and 0 < nbytes <= min(int(self.rooms[row]), self.large_infos.shape[1]):
+        if template >= 0 and 0 < nbytes <= self.layout.info_bytes:
+            start = row * self.layout.info_bytes
+            return self._info_bytes[start : start + nbytes]
+        if template and self.layout.info_bytes < nbytes <= self.room(row):
             return self.large_infos[row, :nbytes].data
         return None
 
-    def last_observations(self) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Each row's number of steps, whether its observation was copied between two steps, and the copies by leaf."""
-        given = np.zeros(self.layout.rows, bool)
+    def result(self, row: int) -> memoryview | bytes | None:
+        """The bytes of the result of a row's call, empty without one; None if it raised, or they are not here."""
+        if self._status_words[row] == STATUS_OK:
+            return b""
+        return None if self._status_words[row] == STATUS_RAISED else self.info(row)
+
+    def last_observations(self, only: int | None = None) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Each row's number of steps, whether its observation was copied between two steps, and the copies by leaf.
+
+        With a row all that is of this row ``only``.
+        """
+        given = np.zeros(self.layout.rows, bool) if only is None else np.arange(self.layout.rows) != only
         steps = np.zeros(self.layout.rows, np.int64)
         copies = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in self.observations]
         for _ in range(OBSERVE_TRIES):
             rows = np.flatnonzero(~given)
             if not rows.size:
                 break
-            steps[rows] = done = self.done[rows]
-            slots = done & 1
+            done = self.done[rows]
+            steps[rows], slots = done % CALL_INCREMENT, done & 1
             for copied, leaf in zip(copies, self.observations):
                 copied[rows] = leaf[slots, rows]
             given[rows] = self.done[rows] == done  # while ``done`` is the same, results go to the other slot
@@ -215,43 +299,47 @@ class Arena:
         self._op_bytes[:] = op.to_bytes(8, order) * rows  # a copy of bytes is the fastest
         self._request_bytes[:] = self._posts.to_bytes(8, order) * rows
 
-    def post_rows(self, op: int, rows: np.ndarray) -> None:
+    def post_rows(self, op: int, rows: np.ndarray, count: int = 1) -> None:
         """Hand only these rows to their workers; their last results may be in different slots. Else as ``post``."""
         self.op[rows] = op
-        self.request[rows] += 1
+        self.request[rows] += count
 
     def quiescent(self) -> bool:
         return self._done_words == self._request_words
 
-    def noted(self) -> bool:
+    def has_infos(self) -> bool:
         return self.status.tobytes().count(0) != self.status.nbytes
 
-    def said_by_channel(self) -> np.ndarray:
-        """Mask of the rows whose workers also sent the hub a message: an env's exception, or a large info."""
-        large = self.info_length > self.layout.info_bytes
-        if large.any():
-            large &= (self.info_template != LARGE) | (self.info_length > self.rooms)
-        mask: np.ndarray = (self.status == STATUS_RAISED) | large
-        return mask
+    def sent_by_channel(self) -> list[int]:
+        """The rows whose workers also sent the hub a message: an env's exception, or a large info."""
+        lengths, nbytes = self._length_words.tolist(), self.layout.info_bytes
+        if max(lengths) <= nbytes and STATUS_RAISED not in self._status_words.tolist():
+            return []  # as it mostly is, which NumPy takes longer to say
+        elsewhere = (self.info_template == 0) | (self.info_length > self.rooms)
+        large = (self.info_length > nbytes) & elsewhere
+        rows: list[int] = np.flatnonzero((self.status == STATUS_RAISED) | large).tolist()
+        return rows
 
     def info_form(self) -> tuple[int, int] | None:
         """Template and length of every row's info if all are in columns of one form, as they usually are; else None."""
         template, length = self._template_words[0], self._length_words[0]
-        if template <= 0 or not 0 < length <= self.layout.info_bytes:
+        if template <= 0 or length <= 0:
             return None
         alike = (self.info_template, template), (self.info_length, length), (self.status, STATUS_INFO)
         for column, word in alike:
             if column.tobytes() != word.to_bytes(8, sys.byteorder) * self.layout.rows:
                 return None
-        return template, length
+        return None if self.infos_of(slice(None), length) is None else (template, length)
 
     def all_infos(self) -> tuple[list[tuple[int, memoryview]], list[Rows]]:
+        """Views of the encoded infos by row, and of those in columns, until the next post."""
         if (form := self.info_form()) is None:
-            filled = ((self.info_length != 0) & (self.info_template <= 0)).nonzero()[0].tolist()
-            blobs = [(row, blob) for row in filled if (blob := self.info(row)) is not None]
-            return blobs, self.columns(self._all_rows)
+            templates = self._template_words.tolist()
+            encoded = [row for row, length in enumerate(self._length_words.tolist()) if length and templates[row] <= 0]
+            blobs = [(row, blob) for row in encoded if (blob := self.info(row)) is not None]
+            return blobs, self.columns(self._all_rows) if max(templates) > 0 else []
         template, nbytes = form
-        return [], [Rows(template, self._all_rows, self.infos[:, :nbytes].copy())]
+        return [], [Rows(template, self._all_rows, self._infos_of(nbytes)[:, :nbytes])]
 
     def columns(self, rows: np.ndarray) -> list[Rows]:
         templates, by_template = self.info_template[rows], []
@@ -259,14 +347,44 @@ class Arena:
             return []
         for template in np.unique(templates).tolist():
             where = rows[templates == template]
-            nbytes = min(max(int(self.info_length[where[0]]), 0), self.layout.info_bytes)
-            if template > 0 and nbytes:
-                by_template.append(Rows(template, where, self.infos[where, :nbytes]))
+            nbytes = int(self.info_length[where[0]])
+            if nbytes > self.layout.info_bytes:
+                where = where[self.rooms[where] >= nbytes]  # a client that has not mapped the others asks the hub
+            if template > 0 and nbytes > 0 and where.size:
+                by_template.append(Rows(template, where, self._infos_of(nbytes)[where, :nbytes]))
         return by_template
+
+    def infos_of(self, rows: slice, nbytes: int) -> np.ndarray | None:
+        """The array in which these rows have infos of ``nbytes``; None if one has no room for them."""
+        infos = self._infos_of(nbytes)
+        return infos if infos is self.infos or bool((self.rooms[rows] >= nbytes).all()) else None
+
+    def _infos_of(self, nbytes: int) -> np.ndarray:
+        return self.infos if nbytes <= self.layout.info_bytes else self.large_infos
 
     def close(self) -> None:
         """Drop the arrays; the memory is unmapped when its last view is gone."""
         self.__dict__.clear()
+
+
+TIMED_EVERY = 61  # a prime number, lest episodes of one length have all or none of their resets timed
+TIMED_ALWAYS_NS = 5_000_000  # steps that take as long are all timed
+
+
+class StepTimes:
+    """Times of some steps of one process, in the arena: of the last ones, in no order.
+
+    A process times its step number ``next_step``, or a later one.
+    """
+
+    def __init__(self, words: Any) -> None:
+        self._words = words
+        self.kept = self.next_step = 0
+
+    def keep(self, step: int, took_ns: int) -> None:
+        self._words[self.kept % STEPS_TIMED] = took_ns
+        self.kept += 1
+        self.next_step = step + (1 if took_ns >= TIMED_ALWAYS_NS else TIMED_EVERY)
 
 
 # Values of ``needs_reset``:
@@ -328,6 +446,12 @@ class ArenaDriver:
         self.forget()
         self._sent[:] = False
 
+    def post_call(self, op: int, rows: Sequence[int]) -> list[int]:
+        """Hand these rows, or all if there are none, to their workers for a call; its message is stored. Ring then."""
+        self._knows_slots = False
+        self._arena.post_rows(op, np.array(rows) if rows else self._rows, CALL_INCREMENT)
+        return [*(rows or range(len(self._rows)))]
+
     def post(self, op: int, codes: bytes = b"", actions: Sequence[Any] = ()) -> None:
         """Hand all rows, of which none is pending, to their workers, with an array or bytes per leaf. Ring then."""
         arena = self._arena
@@ -377,9 +501,9 @@ class ArenaDriver:
             column[rows] = code
         self._item_sizes = item_sizes
         arena.post_rows(OP_PART, rows)
-        self.note_sent(rows)  # last, so that after an interrupt old results do not count as new ones
+        self.mark_sent(rows)  # last, so that after an interrupt old results do not count as new ones
 
-    def note_sent(self, rows: np.ndarray) -> None:
+    def mark_sent(self, rows: np.ndarray) -> None:
         self._sent[rows] = True
 
     def done(self) -> int:
@@ -403,8 +527,6 @@ class ArenaDriver:
     def infos(self, rows: np.ndarray) -> tuple[dict[int, bytes], list[int]]:
         """The encoded infos of these rows, and the rows whose infos are too large for the arena."""
         arena = self._arena
-        rows = rows[arena.info_template[rows] <= 0]
-        blobs = [(row, arena.info(row)) for row in rows.tolist()]
-        small = {row: bytes(blob) for row, blob in blobs if blob is not None}
-        lengths = arena.info_length
-        return small, [row for row, blob in blobs if blob is None and lengths[row] > arena.layout.info_bytes]
+        encoded = rows[arena.info_template[rows] <= 0].tolist()
+        small = {row: bytes(blob) for row in encoded if (blob := arena.info(row)) is not None}
+        return small, sorted({*rows.tolist()}.intersection(arena.sent_by_channel()))

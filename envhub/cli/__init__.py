@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, hidden, only_linux
+from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, hidden, only_linux, printable
 from envhub.process import write_no_core_file
 from envhub.transport.socket_file import user_text
 
@@ -19,7 +19,7 @@ __all__ = ("main",)
 
 
 # They start a hub or processes, or read and write files of a hub.
-ONLY_LINUX = {"serve", "keys", "demo", "bench", "replays", "replay"}
+ONLY_LINUX = {"serve", "service", "keys", "demo", "bench", "replays", "replay"}
 # What was a command or an option of one, and the way that is left; of a key of ``envhub.options.RETIRED`` its text.
 RETIRED = {
     "conformance": (
@@ -83,11 +83,11 @@ def refuse_retired(arguments: list[str]) -> None:
     """End with the way that is left if these arguments have a command or an option that is no more."""
     from envhub.options import RETIRED as RETIRED_OPTIONS
 
-    said = [each.partition("=")[0] for each in arguments]
+    given = [each.partition("=")[0] for each in arguments]
     for retired, way in RETIRED.items():
         command, _, option = retired.partition(" --")
         words = command.split()
-        if said[: len(words)] == words and (not option or f"--{option}" in said):
+        if given[: len(words)] == words and (not option or f"--{option}" in given):
             end(command, RETIRED_OPTIONS.get(way, way))
 
 
@@ -125,6 +125,8 @@ def check(address: str | None, timeout: float) -> NoReturn:
     if (lag_s := answer.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
     print_line(f"{answer['status']}: {text}")
+    if why := answer.get("why"):
+        print_line(hidden(printable(f"{why}")))
     for name, why in answer.get("unready", {}).items():
         print_line(hidden(f"unready: {name}: {why}"))
     sys.exit(0 if answer["status"] == "ok" else EXIT_FAILED)
@@ -147,13 +149,13 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """End a command in good order where its output cannot be written; nothing is said of a reader that has ended."""
+    """End a command in good order where its output cannot be written; nothing is given of a reader that has ended."""
     outputs = [_replace(name) for name in ("stdout", "stderr")]
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:
+            if sys.stdout is not None and (outputs[0] is None or outputs[0].error is None):  # else that was told
                 sys.stdout.flush()
     except OSError as error:
         if not any(output is not None and error is output.error for output in outputs):
@@ -181,6 +183,12 @@ def _replace(name: str) -> _Output | None:
 def print_line(text: str) -> None:
     if sys.stdout is not None:
         print(text, flush=True)
+
+
+def print_json(value: Any) -> None:
+    import msgspec
+
+    print_line(hidden(msgspec.json.format(msgspec.json.encode(value)).decode()))
 
 
 def print_error(text: str) -> None:
@@ -211,7 +219,7 @@ def errors_in_a_line(command: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_secrets(command: str) -> Iterator[None]:
+def guarding_secrets(command: str) -> Iterator[None]:
     """Have keys in this process, which then leaves no core file; errors as of ``errors_in_a_line``."""
     write_no_core_file()
     with errors_in_a_line(command):

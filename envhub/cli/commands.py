@@ -8,18 +8,14 @@ from typing import Annotated, get_args
 
 import cyclopts
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from envhub.errors import hidden
 from envhub.options import no_path
 
-
-def _positive(type_: object, seconds: float) -> None:
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"it takes a positive number of seconds, got {seconds:g}")
-
-
-Seconds = Annotated[float, Parameter(validator=_positive)]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
 KeyText = Annotated[str, Parameter(allow_leading_hyphen=True)]  # base64 with ``-``, which may be its first character
 
 
@@ -54,11 +50,16 @@ app.register_install_completion_command()
 app.command(keys := cyclopts.App(name="keys", help="Admit clients to a hub by keys, list them and remove them."))
 fleet_help = "Several hubs together: list them and what they do, start and end them on a Ray cluster."
 app.command(fleet := cyclopts.App(name="fleet", help=fleet_help))
+app.command(service := cyclopts.App(name="service", help="Run a hub by systemd, from the start of the machine on."))
 for group, names in (
     (app, ("serve:serve", "serve:bench", "serve:demo", "serve:replays", "serve:replay")),
-    (app, ("hubs:health", "hubs:ls", "hubs:envs", "keys:keygen", "keys:login", "keys:logout")),
+    (app, ("serve:doctor", "serve:validate")),
+    (app, ("hubs:health", "hubs:ls", "hubs:top", "hubs:envs", "keys:keygen", "keys:login", "keys:logout")),
+    (app, ("operate:sessions", "operate:end", "operate:stack", "operate:frame", "operate:slow", "operate:restart")),
+    (app, ("operate:drain", "operate:reload")),
     (keys, ("keys:add", "keys:list_clients", "keys:remove")),
     (fleet, ("hubs:list_fleet", "hubs:up", "hubs:scale", "hubs:down")),
+    (service, ("service:install", "service:uninstall")),
 ):
     for name in names:
         command = name.partition(":")[2]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, errors_in_a_line, print_line
-from envhub.cli.commands import Seconds, console, errors
+from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, errors_in_a_line, print_json, print_line
+from envhub.cli.commands import Count, Seconds, console, errors
 from envhub.errors import EnvHubError, only_linux
 from envhub.transport import address as addresses
 
@@ -20,10 +19,20 @@ if TYPE_CHECKING:
     from envhub.fleet import Fleet
 
 
+def _hub_names(context: Any) -> list[str]:
+    """The names that ``envhub ls`` lists, for the shell."""
+    from envhub_client.connection import known_hubs
+
+    own = [addresses.default_address()] if sys.platform == "linux" else []
+    return [*known_hubs.names(), *own]
+
+
 HubAddress = Annotated[
     str | None,
     Parameter(
-        help="Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default."
+        completer=_hub_names,
+        alias="--hub",
+        help="Address or name of the hub; without it ENVHUB_ADDRESS, else where ``envhub serve`` listens by default.",
     ),
 ]
 
@@ -46,22 +55,25 @@ def ls() -> None:
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
 
+    here = addresses.default_address() if sys.platform == "linux" else ""
+
     def state(hub: Any) -> str:
+        is_absent = hub == here and not Path(addresses.parse(here).path).exists()  # and none was named
         try:
-            with connect(hub, timeout=2.0) as client:
+            with connect(hub, timeout=0.1 if is_absent else 2.0) as client:
                 return str(client.health()["status"])
         except EnvHubError as error:
             return str(error)
 
     try:
-        of_environment = addresses.of_environment()
+        address_of_environment = addresses.address_of_environment()
     except EnvHubError as error:
         end("ls", error)
     hubs = {name: name for name in known_hubs.names()}
-    if of_environment is not None:
-        hubs.setdefault(addresses.written(of_environment), of_environment)
-    if sys.platform == "linux":
-        hubs.setdefault(addresses.default_address(), addresses.default_address())
+    if address_of_environment is not None:
+        hubs.setdefault(addresses.written(address_of_environment), address_of_environment)
+    if here:
+        hubs.setdefault(here, here)
     with ThreadPoolExecutor(max(1, min(len(hubs), 32))) as threads:  # hubs that do not answer are waited for together
         for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
             print_line(f"{name}: {answer}")
@@ -88,11 +100,65 @@ def envs(address: HubAddress = None, *pattern: str, timeout: Seconds = 30.0) -> 
         end("envs", error, EXIT_FAILED)
 
 
+def top(
+    *hub: str,
+    once: bool = False,
+    json: bool = False,
+    look: Seconds = 7.0,
+    stuck: Seconds = 5.0,
+    timeout: Seconds = TIMEOUT_S,
+) -> None:
+    """Watch the sessions of hubs and fleets, find those in trouble, look deeper, and act. Needs the extra "top".
+
+    A session is stuck, crash-looping, leaking (its memory grows steadily) or slow (its env takes far longer than its
+    neighbours). Where the output is no terminal, and with --once or --json, this prints what it finds, and ends. Then
+    the exit status is 1 if a hub does not answer.
+
+    Parameters
+    ----------
+    hub
+        A hub's address or name, or a name for several: ``dns://NAME:PORT`` for those at a name's addresses,
+        ``ray://FLEET`` for a fleet on Ray; without any, that of ENVHUB_ADDRESS, or the hub of this machine.
+    once
+        Print one table, which needs no extra.
+    json
+        Print a JSON object with "hubs", "sessions" and "findings".
+    look
+        With --once or --json, seconds to look at the sessions. A leak shows after 5.
+    stuck
+        Seconds of one step, reset or call after which a worker is stuck.
+    timeout
+        Seconds for each answer of a hub.
+    """
+    from envhub_client.tools.console import print_rows
+    from envhub_client.tools.watch import HEADINGS, Watch
+
+    try:
+        of_environment = addresses.address_of_environment()
+    except EnvHubError as error:
+        end("top", error)
+    with Watch(hub or [of_environment or ""], timeout, stuck) as watch:
+        if console.is_terminal and not (once or json):
+            try:
+                from envhub_client.tools.top import Top
+            except ModuleNotFoundError as error:
+                end("top", f"{error}: pip install 'envhub-rl[top]', or print one table with --once", EXIT_FAILED)
+            Top(watch).run()
+            return
+        watch.look(look)
+    if json:
+        print_json(watch.report())
+    else:
+        print_rows(console, HEADINGS, watch.table())
+        lost = [f"{state.name}: {state.why}" for state in watch.states.values() if state.why]
+        for line in [*(f"{each.session}: {each}" for each in watch.findings), *lost]:
+            errors.print(line, markup=False, soft_wrap=True)
+    sys.exit(EXIT_FAILED if any(state.why for state in watch.states.values()) else 0)
+
+
 FleetName = Annotated[str, Parameter(help="Name of the fleet.")]
-HubCount = Annotated[int, Parameter(validator=Number(gte=1))]
 RayAddress = Annotated[
-    str,
-    Parameter(help="Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine."),
+    str, Parameter(help="Address of the Ray cluster; by default that of RAY_ADDRESS, else the one of this machine.")
 ]
 
 
@@ -109,22 +175,20 @@ def list_fleet(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     timeout
         Seconds for the answers of all hubs together.
     """
-    import msgspec
-    from envhub_client.tools.console import reports, table
+    from envhub_client.tools.console import FLEET_HEADINGS, fleet_cells, print_rows, reports
 
     try:
-        of_environment = addresses.of_environment()
-        hubs = hub or ([] if of_environment is None else [of_environment])
+        address_of_environment = addresses.address_of_environment()
+        hubs = hub or ([] if address_of_environment is None else [address_of_environment])
         rows = reports(hubs, timeout)
     except EnvHubError as error:
         end("fleet ls", error, EXIT_FAILED)
     if not hubs:
         end("fleet ls", f"name the hubs to list, or set {addresses.ENVIRONMENT_VARIABLE}")
     if json:
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_json(rows)
     else:
-        for line in table(rows):
-            console.print(line, markup=False, soft_wrap=True)
+        print_rows(console, FLEET_HEADINGS, [*map(fleet_cells, rows)])
         for row in rows:
             if row.why:
                 errors.print(f"{row.name}: {row.why}", markup=False, soft_wrap=True)
@@ -136,7 +200,7 @@ def list_fleet(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
 def up(
     *env: str,
     name: FleetName,
-    hubs: HubCount = 1,
+    hubs: Count = 1,
     cpus_per_hub: float = 1.0,
     config: Path | None = None,
     ray: RayAddress = "auto",
@@ -163,7 +227,7 @@ def up(
         console.print(f'connect with hub="ray://{name}"')
 
 
-def scale(name: FleetName, hubs: HubCount, *, ray: RayAddress = "auto") -> None:
+def scale(name: FleetName, hubs: Count, *, ray: RayAddress = "auto") -> None:
     """Change the number of hubs of a fleet: start some, or drain those of the highest numbers.
 
     Parameters

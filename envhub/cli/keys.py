@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from envhub.cli import EXIT_FAILED, end, errors_in_a_line, print_error, print_line, with_secrets
+from envhub.cli import EXIT_FAILED, end, errors_in_a_line, guarding_secrets, print_error, print_line
 from envhub.cli.commands import KeyText
 from envhub.errors import AddressError, HubUnreachable, KeysError
 from envhub.transport import sockets
@@ -39,11 +39,11 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
     """
     from envhub_server.network.key_folder import KeyFolder
 
-    with with_secrets("keys add"):
-        place = at or f"{socket.gethostname()}:5555"
-        if ":" not in place:
-            raise AddressError(f"--at {quoted(place)} has no port; write HOST:PORT, such as simbox:5555")
-        parse_hub(f"tcp://{place}")  # before a key is admitted with which no client could connect
+    with guarding_secrets("keys add"):
+        host_port = at or f"{socket.gethostname()}:5555"
+        if ":" not in host_port:
+            raise AddressError(f"--at {quoted(host_port)} has no port; write HOST:PORT, such as simbox:5555")
+        parse_hub(f"tcp://{host_port}")  # before a key is admitted with which no client could connect
         folder = KeyFolder(keys)
         server = sockets.public_key(folder.make_secret())
         own, secret = (key_of(public), None) if public else sockets.new_key_pair()
@@ -52,7 +52,7 @@ def add(name: str, *, keys: Path, may: str | None = None, at: str | None = None,
         try:
             if sys.stdout is None:  # its descriptor is closed
                 raise OSError("there is no standard output")
-            print(f"envhub://{token}@{place}", flush=True)
+            print(f"envhub://{token}@{host_port}", flush=True)
         except BaseException as error:
             folder.remove(name, own)  # its secret is lost
             if isinstance(error, OSError):
@@ -65,7 +65,7 @@ def list_clients(*, keys: KeysFolder) -> None:
     """List the clients that are admitted, their rights and their public keys."""
     from envhub_server.network.key_folder import KeyFolder
 
-    with with_secrets("keys list"):
+    with guarding_secrets("keys list"):
         if not keys.is_dir():
             raise KeysError(f"there is no folder {keys}; `envhub keys add NAME --keys DIR` makes one")
         folder = KeyFolder(keys)
@@ -93,7 +93,7 @@ def remove(name: ClientName, *, keys: KeysFolder, key: KeyText | None = None) ->
     """
     from envhub_server.network.key_folder import KeyFolder
 
-    with with_secrets("keys remove"):
+    with guarding_secrets("keys remove"):
         KeyFolder(keys).remove(name, None if key is None else key_of(key))
 
 
@@ -107,7 +107,7 @@ def keygen(*, new: bool = False) -> None:
     """
     from envhub_client.connection.known_hubs import make_own_key
 
-    with with_secrets("keygen"):
+    with guarding_secrets("keygen"):
         print(make_own_key(new))
 
 
@@ -122,13 +122,13 @@ def login(name: str | None = None) -> None:
     from envhub_client.client import connect
     from envhub_client.connection import known_hubs
 
-    with with_secrets("login"):
+    with guarding_secrets("login"):
         text = ""
         if sys.stdin is not None:  # it is None where the descriptor is closed
             text = getpass.getpass("envhub:// address: ") if sys.stdin.isatty() else sys.stdin.readline()
         if not text.strip():
             end("login", "no address was given: paste the one that `envhub keys add` has printed", EXIT_FAILED)
-        address = known_hubs.with_own_key(guarded(text.strip()))
+        address = known_hubs.add_own_key(guarded(text.strip()))
         if not name:
             name = known_hubs.name_of(address)
             if known_hubs.keeps_another(name, address):  # whose secret is kept nowhere else

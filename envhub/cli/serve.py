@@ -1,26 +1,31 @@
-"""Commands that run envs on this machine: ``serve``, ``bench``, ``demo``, ``replays`` and ``replay``."""
+"""Commands that run envs on this machine: ``serve``, with the checks before it, ``bench``, ``demo`` and ``replay``."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_line
-from envhub.cli.commands import console, errors
+from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_json, print_line
+from envhub.cli.commands import Count, Seconds, console, errors
+from envhub.cli.hubs import HubAddress
 from envhub.errors import AddressError, KeysError, hidden, printable
-from envhub.options import HubArguments
+from envhub.options import HubArguments, OptionError
 
 
 def serve(
     *env: str,
     config: Path | None = None,
+    show_config: bool = False,
+    check: bool = False,
+    check_timeout: Seconds = 120.0,
+    json: bool = False,
     options: Annotated[HubArguments | None, Parameter(name="*")] = None,
 ) -> None:
     """Run a hub until SIGTERM or Ctrl-C.
@@ -35,14 +40,24 @@ def serve(
         of ids such as 'ALE/*', or ``name=module:factory``. Without any, here and in the file, every registered id.
     config
         A TOML file with any of the options below, by the same names with ``_`` for ``-``, and a table ``[envs.NAME]``
-        for each env. The command line comes before the file.
+        for each env. The command line comes before variables such as ENVHUB_SESSIONS_MAX, and these before the file.
+    show_config
+        Print each setting, where it comes from, and start nothing.
+    check
+        Make every env once, reset and step it, print what is wrong in a line each, and start no hub; exit with 1 if
+        something is wrong.
+    check_timeout
+        Seconds for each env that --check tries, after which its worker is ended.
+    json
+        Print as JSON what --show-config or --check prints.
     """
     from envhub_server.catalog.registry import EnvNotFound
+    from envhub_server.doctor import Judgement
     from envhub_server.hub.hub import Hub
     from envhub_server.log import HubStream
     from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.processes.interpreter import UnsafeFolder
-    from envhub_server.serve import config_of
+    from envhub_server.serve import read_configuration, settings_of
     from envhub_server.serve import serve as run
 
     def ready(hub: Hub) -> None:
@@ -69,25 +84,108 @@ def serve(
         for name, why in hub.unready().items():
             console.print(f"unready: {hidden(name)}: {why}", markup=False, soft_wrap=True)
 
+    def page_ready(url: str) -> None:
+        console.print(f"web page at {url}", markup=False, soft_wrap=True)
+
     try:
-        hub_config = config_of(env, options, config)
+        read = read_configuration(env, options, config)
     except ValueError as error:
+        if check:
+            _print_judgements([Judgement("configuration", "wrong", str(error))], json)
         end("serve", error)
+    for warning in read.warnings:
+        print_error(f"envhub serve: {warning}")
+    if show_config:
+        _print_settings(settings_of(read, config), json)
+        return
+    if check:
+        from envhub_server.validate import check as check_envs
+
+        _print_judgements(check_envs(read.config, check_timeout), json)
     sys.stdout, sys.stderr = HubStream(1), HubStream(2)
     try:
-        run(hub_config, ready, listed)
-    except (AddressError, DescriptorsShort, EnvNotFound, UnsafeFolder) as error:
+        run(read.config, ready, listed, lambda: read_configuration(env, options, config).config, page_ready)
+    except (AddressError, DescriptorsShort, EnvNotFound, OptionError, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:
         end("serve", error, EXIT_KEYS)
+
+
+def doctor(hub: HubAddress = None, *, json: bool = False) -> None:
+    """Look at what a hub needs of this machine, and say what to run where that is missing, which exits with 1.
+
+    Parameters
+    ----------
+    hub
+        Address or name of a hub that is asked, too, and says what it lacks. Without it none is asked.
+    json
+        Print a JSON list, with an object for each line.
+    """
+    from envhub_server.doctor import of_hub, of_machine
+
+    judgements = [*of_machine()]
+    if hub is not None:
+        from envhub_client.client import connect
+
+        with errors_in_a_line("doctor"), connect(hub) as client:
+            judgements += of_hub(client.health(), client.stats())
+    _print_judgements(judgements, json)
+
+
+def validate(env: str, *, timeout: Seconds = 120.0, config: Path | None = None, json: bool = False) -> None:
+    """Try an env in a worker, and say what it does that it should not, which exits with 1, and what it costs.
+
+    Parameters
+    ----------
+    env
+        An env: a Gymnasium id, ``module:id``, or ``module:function``; or with --config a name that the file offers.
+    timeout
+        Seconds for all of it, after which the worker is ended.
+    config
+        File of ``envhub serve`` whose options and tables the worker has, as its interpreter.
+    json
+        Print a JSON object: the lines, and the numbers.
+    """
+    from envhub_server.validate import validate as run
+
+    try:
+        judgements, facts = run(env, timeout, config)
+    except ValueError as error:
+        end("validate", error)
+    _print_judgements(judgements, json, {"env": env, "facts": facts})
+
+
+def _print_judgements(judgements: Iterable[Any], as_json: bool, more: dict[str, Any] | None = None) -> NoReturn:
+    """Print each judgement in a line, or all as JSON with ``more``, and exit; with 1 if something is wrong."""
+    verdicts, rows = set(), []
+    for each in judgements:
+        verdicts.add(each.verdict)
+        rows.append(each._asdict())
+        if not as_json:
+            print_line(hidden(printable(f"{each.verdict:5}  {each.subject}: {each.text}")))
+    if as_json:
+        print_json(rows if more is None else {**more, "lines": rows})
+    sys.exit(EXIT_FAILED if "wrong" in verdicts else 0)
+
+
+def _print_settings(rows: Sequence[tuple[str, Any, str]], as_json: bool) -> None:
+    from json import dumps
+
+    from envhub_client.tools.console import print_rows
+
+    if as_json:
+        print_json([{"name": name, "value": value, "origin": origin} for name, value, origin in rows])
+    else:
+        texts = [(name, "-" if value is None else dumps(value), origin) for name, value, origin in rows]
+        print_rows(console, ("name", "value", "origin"), texts)
 
 
 def bench(
     env: list[str],
     *,
     num_envs: Annotated[str, Parameter(alias="-n")] = "1,16,64",
-    seconds: float = 1.0,
-    repeats: int = 3,
+    seconds: Seconds = 1.0,
+    repeats: Count = 3,
     json: bool = False,
 ) -> None:
     """Time the ways to step your env on this machine, and say which is fastest, and why.
@@ -114,8 +212,8 @@ def bench(
         sizes = [int(size) for size in num_envs.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1 or not 0 < seconds < math.inf or repeats < 1:
-        end("bench", "-n takes numbers of envs separated by commas, --seconds and --repeats positive ones")
+    if not sizes or min(sizes) < 1:
+        end("bench", "-n takes numbers of envs separated by commas")
     from envhub_client.tools.bench import run
 
     with errors_in_a_line("bench"):

@@ -36,6 +36,9 @@ ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place 
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.hub_actor``
 ACTOR_TIMEOUT_S = 30.0  # for Ray to end actors
 POLL_S = 0.2
+PLACING_S = 5.0  # for Ray to place hubs, until it is told that they wait
+
+log = logging.getLogger("envhub")
 
 __all__ = ["Fleet", "FleetHub"]
 
@@ -175,14 +178,16 @@ class Fleet:
             for index in indices:
                 made = ray.remote(HubActor).options(name=actor_name(self.name, index), **options)
                 actors[index] = made.remote(self.name, index, settings)
-            self._await(actors, timeout_s)
+            self._await(actors, settings.cpus, timeout_s)
         except BaseException:
             self._end([*actors])  # and none that another program has started under these names
             raise
 
-    def _await(self, actors: Mapping[int, Any], timeout_s: float) -> None:
+    def _await(self, actors: Mapping[int, Any], cpus: float, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         late = {actor.await_serving.remote(): index for index, actor in actors.items()}
+        if ray.wait([*late], num_returns=len(late), timeout=min(PLACING_S, timeout_s))[1]:
+            self._tell_placing(cpus)
         while late:
             done, _ = ray.wait([*late], timeout=max(0.0, deadline_s - time.monotonic()))
             if not done:
@@ -199,6 +204,12 @@ class Fleet:
                 raise HubUnreachable(f"Ray cannot start hub {index} of {self.name!r}: {error}") from error
             if why:
                 raise HubUnreachable(f"hub {index} of {self.name!r} cannot start: {why}")
+
+    def _tell_placing(self, cpus: float) -> None:
+        if waiting := sum(hub.state == "placing" for hub in self.ls()):
+            left = ray.available_resources().get("CPU", 0)
+            text = "%d hubs of %r wait for CPUs: each wants %g, and the nodes of Ray have %g left together"
+            log.warning(text, waiting, self.name, cpus, left)
 
     def _end(self, indices: Sequence[int]) -> None:
         placed = self._ask("report", indices)
@@ -217,8 +228,11 @@ def connect(address: str = "auto") -> None:
     """Connect this program to a Ray cluster that exists: by default to that of RAY_ADDRESS, else of this machine."""
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise HubUnreachable(f"no Ray cluster is reached ({hidden(address)}): {hidden(str(error))}") from error
+    except (ConnectionError, ray.exceptions.RayError) as error:  # of ``RayError`` one without a token
+        why, advice = hidden(str(error)).partition(". ")[0], "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
+        raise HubUnreachable(
+            f"no Ray cluster is reached ({hidden(address)}): {why}; if the cluster wants a token, {advice}"
+        ) from error
 
 
 def fleets() -> list[str]:
@@ -235,9 +249,9 @@ def _hubs() -> list[tuple[str, int]]:
 
 
 def _text_of(config: str | Path | None, envs: tuple[str, ...]) -> str:
-    from envhub_server.serve import config_of
+    from envhub_server.serve import read_configuration
 
-    read = config_of(envs, None, Path(config) if config else None)
+    read = read_configuration(envs, None, Path(config) if config else None, {}).config  # its variables are the nodes'
     if read.bind or read.keys is not None:
         raise ValueError(f"{config}: the hubs of a fleet have addresses and keys of their own; leave out bind and keys")
     return Path(config).read_text() if config else ""

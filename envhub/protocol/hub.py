@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, validation
-from envhub.protocol.messages import REPLY, SESSION_OPS, Failure, HeartbeatReply, Op, Step
+from envhub.protocol.messages import REPLY, SESSION_OPS, WINDOW_OPS, Failure, HeartbeatReply, Made, Op, Step
 from envhub.protocol.prelude import (
     CLOSED_EARLY_MAX,
     ENDED_MAX,
@@ -56,23 +56,44 @@ FIRST_OPS = frozenset([Op.MAKE, Op.ATTACH])  # requests that give a session its 
 
 @dataclass
 class _Link:
-    """The peer, the last request and the last reply of one session."""
+    """The peer, the last requests and their replies of one session."""
 
     peer: bytes
     connection: int
     owner: str = ""  # the name of the only client whose requests are admitted
+    lease_s: float = LEASE_S  # that the hub gave when the session was made
     lasts: bool = True  # False once the connection has ended
     uses: bool = True  # False while the client only observes
-    seq: int = 0
-    running: bool = False
-    reply: Frames | None = None
+    seq: int = 0  # of the last request
+    # By seq, the replies that the client may not have: of the last request, and of those of ``WINDOW_OPS`` in a row up
+    # to it, of which there are less than ``window``. None where the request runs.
+    replies: dict[int, Frames | None] = field(default_factory=dict)
+    window: int = 1
+    has_window: bool = False  # whether the last request was of ``WINDOW_OPS``
     step: Step | None = None  # the last request, if it was a STEP
-    receive_seq: int = 0  # of the last RECEIVE
-    ended_seq: int = 0  # of the RECEIVE that the running SEND ended
-    carried: Frames | None = None  # the reply to that RECEIVE, which goes behind the reply to the SEND
     connections: set[int] = field(default_factory=set)  # every connection that replies were sent on
     made: bool = False  # whether a MAKE or an ATTACH has given its token a session
+    end: Failure | None = None  # why requests of its client are refused, once the session is no more
     next_step: bytes = b""  # the expected first frame of the next STEP
+
+    @property
+    def running(self) -> bool:
+        return None in self.replies.values()
+
+    def follows(self, op: Op, seq: int) -> bool:
+        """True if a request with this op and seq may run now."""
+        if seq <= self.seq or op in FIRST_OPS:
+            return False
+        if op == Op.CLOSE or not self.running:  # the client may close while others run
+            return True
+        oldest = next(each for each, reply in self.replies.items() if reply is None)
+        return self.has_window and op in WINDOW_OPS and seq - oldest < self.window
+
+    def admit(self, op: Op, seq: int) -> None:
+        has_window = op in WINDOW_OPS
+        kept = self.replies.items() if has_window and self.has_window else ()
+        self.replies = {**{each: reply for each, reply in kept if seq - each < self.window}, seq: None}
+        self.seq, self.has_window, self.step = seq, has_window, None
 
 
 class HubProtocol:
@@ -93,9 +114,12 @@ class HubProtocol:
         # Failed and refused requests by the code of the failure, without those to sessions that were never made.
         self.failures: Counter[str] = Counter()
         self.replayed = 0
-        self.draining = False
-        self._lease_s = lease_s
-        self._sessions_max = sessions_max
+        # Why no session is made any more, if that is so; and whether none is taken over either, since the hub stops.
+        self.draining: Failure | None = None
+        self.stopping = False
+        # The lease of the next sessions, and how many there may be; the caller may change both.
+        self.lease_s = lease_s
+        self.sessions_max = sessions_max
         self._links: dict[bytes, _Link] = {}
         self.leases: dict[bytes, float] = {}  # when each expires; only of sessions without a connected client
         # The caller empties these: sessions whose client has come back while their lease ran; refused requests to
@@ -117,8 +141,9 @@ class HubProtocol:
         if not (link.lasts and link.uses) or link.connection < 0:
             return None
         del self._next_steps[first]
-        link.seq, link.running, link.reply = link.seq + 1, True, None
-        return _incoming(Incoming, (peer, Op.STEP, token, link.seq, link.step, frames))
+        link.seq = seq = link.seq + 1
+        link.replies, link.has_window = {seq: None}, False
+        return _incoming(Incoming, (peer, Op.STEP, token, seq, link.step, frames))
 
     def receive(
         self, peer: bytes, connection: int, frames: Frames, owner: str = "", uses: bool = True
@@ -139,16 +164,15 @@ class HubProtocol:
         op = _OPS[prelude.op]
         if op == Op.HEARTBEAT:
             return self._heartbeat(peer, connection, prelude, owner, uses)
-        message, ends = None, False
+        message = None
         link = self._links.get(prelude.token)
-        if link is not None and _may_end(op, prelude.seq, link):
-            # It is read before it is admitted: an admitted request replaces the running one, even if it then fails.
+        if op == Op.CLOSE and link is not None and link.running:
+            # It is read before it is admitted: an admitted CLOSE replaces what runs, even if it then fails.
             message = self._read_request(op, frames)
-            if isinstance(message, Failure) and link.running:
+            if isinstance(message, Failure):
                 self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, message)
                 return None
-            ends = isinstance(message, messages.Send) and message.ends_receive
-        if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner, ends):
+        if op in SESSION_OPS and not self._admit(peer, connection, prelude, owner):
             return None
         if message is None:
             message = self._read_request(op, frames)
@@ -175,8 +199,8 @@ class HubProtocol:
             return Failure("stale_hub", "hub", "the request was meant for a hub that has ended; nothing was done")
         return None
 
-    def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str, ends: bool) -> bool:
-        """True if the session request must be executed, else it is answered; ``ends``: a SEND ends a RECEIVE."""
+    def _admit(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
+        """True if the session request must be executed, else it is answered, or dropped as if it had not come."""
         link = self._links.get(prelude.token)
         if link is None:
             return self._admit_first(peer, connection, prelude, owner)
@@ -184,50 +208,54 @@ class HubProtocol:
             self.foreign.append((_OPS[prelude.op], prelude.token))
             self._refuse(peer, prelude, _NO_SESSION)
             return False
-        self._heard(link, peer, connection, prelude.token, True)
-        if prelude.seq == link.seq:
+        self._on_request(link, peer, connection, prelude.token, True)
+        if prelude.seq in link.replies:
             self.replayed += 1
-            if link.reply is not None:
-                self.outgoing.append((peer, link.reply))
+            if (reply := link.replies[prelude.seq]) is not None:
+                self.outgoing.append((peer, reply))
             return False  # while the request runs: its reply will go to this peer
-        # After abandoned requests the client continues with a later seq, and may close while one of them runs.
-        follows = prelude.seq > link.seq and (not link.running or prelude.op == Op.CLOSE or ends)
-        if not follows or prelude.op in FIRST_OPS:
+        if prelude.after and prelude.seq - prelude.after > link.seq:
+            return False  # the client sends it again, behind the one that was lost before it
+        # After abandoned requests the client continues with a later seq.
+        op = _OPS[prelude.op]
+        if not link.follows(op, prelude.seq):
             text = f"request {prelude.seq} does not follow request {link.seq}{', which runs' if link.running else ''}"
-            if prelude.op in FIRST_OPS:
+            if op in FIRST_OPS:
                 text = "the session is made already; another one needs a token of its own"
             self._refuse(peer, prelude, Failure("bad_seq", "request", text))
             return False
-        link.ended_seq, link.carried = (link.seq, link.reply) if ends else (0, None)
-        if prelude.op == Op.RECEIVE:
-            link.receive_seq = prelude.seq
-        link.seq, link.running, link.reply, link.step = prelude.seq, True, None, None
+        link.admit(op, prelude.seq)
         self._next_steps.pop(link.next_step, None)
         return True
 
     def _admit_first(self, peer: bytes, connection: int, prelude: Prelude, owner: str) -> bool:
         ended = self._ended.get(prelude.token) or self._closed_early.get(prelude.token)
-        if ended is not None and ended.reply is not None and (prelude.seq, owner) == (ended.seq, ended.owner):
+        reply = None if ended is None else ended.replies.get(prelude.seq)
+        if ended is not None and reply is not None and owner == ended.owner:
             self.replayed += 1
-            self.outgoing.append((peer, ended.reply))
+            self.outgoing.append((peer, reply))
             return False
         if prelude.op not in FIRST_OPS or (ended is not None and prelude.seq <= ended.seq):
             # A client also closes what was never made, such as a session of a MAKE that was refused.
             lost = ended is not None and ended.made
-            self._refuse(peer, prelude, SHUTTING_DOWN if self.draining else _NO_SESSION, self.draining or lost)
+            why = self.draining if self.stopping else None
+            if why is None and ended is not None and owner == ended.owner:
+                why = ended.end
+            self._refuse(peer, prelude, why or _NO_SESSION, self.stopping or lost)
             if prelude.op == Op.CLOSE and ended is None:
                 # The CLOSE may have overtaken an abandoned MAKE that was sent over another connection.
                 closed = _Link(peer, connection, owner, seq=prelude.seq)
                 _remember(self._closed_early, prelude.token, closed, CLOSED_EARLY_MAX)
             return False
-        if self.draining:
-            self._refuse(peer, prelude, SHUTTING_DOWN)
+        if self.draining is not None and (self.stopping or prelude.op == Op.MAKE):
+            self._refuse(peer, prelude, self.draining)
             return False
-        if prelude.op == Op.MAKE and len(self._links) >= self._sessions_max:
-            there = f"the hub already has sessions_max={self._sessions_max} sessions"
+        if prelude.op == Op.MAKE and len(self._links) >= self.sessions_max:
+            there = f"the hub already has sessions_max={self.sessions_max} sessions"
             self._refuse(peer, prelude, Failure("limit", "hub", f"{there}; close one, or wait for a lease to end"))
             return False
-        link = _Link(peer, connection, owner, seq=prelude.seq, running=True, connections={connection})
+        link = _Link(peer, connection, owner, self.lease_s, seq=prelude.seq, connections={connection})
+        link.admit(_OPS[prelude.op], prelude.seq)
         self._links[prelude.token] = link
         return True
 
@@ -236,15 +264,15 @@ class HubProtocol:
         link = self._links.get(prelude.token)
         reply = HeartbeatReply("unknown")
         if link is not None and link.owner == owner:
-            self._heard(link, peer, connection, prelude.token, uses)
+            self._on_request(link, peer, connection, prelude.token, uses)
             if prelude.seq <= link.seq:
-                if link.running:
+                if link.replies.get(prelude.seq, b"") is None:
                     return Incoming(peer, Op.HEARTBEAT, prelude.token, prelude.seq, None, ())
                 reply = HeartbeatReply("answered")
         self._send(peer, REPLY | Op.HEARTBEAT, prelude.token, prelude.seq, reply)
         return None
 
-    def _heard(self, link: _Link, peer: bytes, connection: int, token: bytes, uses: bool) -> None:
+    def _on_request(self, link: _Link, peer: bytes, connection: int, token: bytes, uses: bool) -> None:
         link.peer, link.connection, link.lasts, link.uses = peer, connection, True, uses
         link.connections.add(connection)
         if self.leases.pop(token, None) is not None:
@@ -270,8 +298,13 @@ class HubProtocol:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def answer(self, request: Incoming, message: Any, frames: Sequence[Frame] = ()) -> None:
-        """Send and keep the reply; memory that ``frames`` view MUST NOT change before the session's next request."""
+        """Send and keep the reply; memory that ``frames`` view MUST NOT change as long as the client may ask again.
+
+        That is until the session's next request, and for a request of ``WINDOW_OPS`` as long as those in a row last.
+        """
         body = b"" if isinstance(message, messages.Done) else messages.pack(message)
+        if type(message) is Made and (link := self._links.get(request.token)) is not None:
+            link.window = message.window
         self._reply(request, REPLY | request.op, body, frames)
 
     def fail(self, request: Incoming, failure: Failure) -> None:
@@ -282,19 +315,13 @@ class HubProtocol:
         peer, asked, token, seq, message, _ = request
         reply = [pack_head(op, self.hub_id, token, seq) + body, *frames]
         link = self._links.get(token) if asked in SESSION_OPS else None
-        if link is not None and link.seq == seq:
-            if link.carried is not None:
-                reply += link.carried
-                link.carried = None
-            peer, link.running, link.reply = link.peer, False, reply
+        if link is not None and seq in link.replies:
+            peer, link.replies[seq] = link.peer, reply
             link.made = link.made or op == REPLY | asked
             if op == REPLY | Op.STEP and seq < SEQ_MAX:
                 link.step = message
                 link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
                 self._next_steps[link.next_step] = (token, link)
-        elif link is not None and link.running and link.ended_seq == seq:
-            link.carried = reply  # it was on its way when SEND arrived, and its rows are taken
-            return
         self.outgoing.append((peer, reply))
 
     def _count(self, failure: Failure) -> None:
@@ -326,16 +353,19 @@ class HubProtocol:
 
     # --- sessions and leases --------------------------------------------------------------------------------------
 
-    def forget(self, token: bytes) -> None:
-        """Forget a session that has ended; its later requests fail, except a copy of the last one."""
+    def forget(self, token: bytes, end: Failure | None = None) -> None:
+        """Forget a session that has ended; its later requests fail, with ``end``, except a copy of the last one."""
         link = self._links.pop(token, None)
         self.leases.pop(token, None)
         if link is None:
+            if token in self._ended:  # it was taken over, and its next holder's session has ended
+                self._ended[token].end = end
             return
+        link.end = end
         self._next_steps.pop(link.next_step, None)
-        if link.reply is not None and len(link.reply) > 1:
-            link.reply = None  # its frames are views of the session's memory
-        link.carried = None
+        last = link.replies.get(link.seq)
+        # Frames but the first one are views of the session's memory.
+        link.replies = {link.seq: last} if last is not None and len(last) == 1 else {}
         _remember(self._ended, token, link, ENDED_MAX)
 
     def connection_ended(self, connection: int) -> list[tuple[bytes, bytes]]:
@@ -366,7 +396,11 @@ class HubProtocol:
         self.leases.pop(token, None)
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
-        self.leases[token] = now_s + self._lease_s
+        self.leases[token] = now_s + self.lease_of(token)
+
+    def lease_of(self, token: bytes) -> float:
+        link = self._links.get(token)
+        return self.lease_s if link is None else link.lease_s
 
     def expired(self, now_s: float) -> list[bytes]:
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
@@ -382,12 +416,6 @@ _NO_SESSION = Failure(
     "this hub has no such session: its lease ran out, it was closed or taken over, or it never was",
 )
 _NOBODY = (NO_SESSION, _Link(b"", -1))
-
-
-def _may_end(op: Op, seq: int, link: _Link) -> bool:
-    if op == Op.CLOSE:
-        return link.running
-    return op == Op.SEND and link.receive_seq == link.seq == seq - 1
 
 
 def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:

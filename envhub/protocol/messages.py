@@ -12,7 +12,7 @@ import struct
 from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Type, TypeVar, Union, cast, get_type_hints
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple, Type, TypeVar, Union, cast, get_type_hints
 
 from envhub.frozen import Frozen
 from envhub.values import codec
@@ -27,9 +27,10 @@ class Op(IntEnum):
     LIST = 2
     STATS = 3
     HEALTH = 4
-    SESSIONS = 5
+    STATUS = 5
     HEARTBEAT = 6
     OBSERVE = 7
+    OPERATE = 8
     MAKE = 16
     RESET = 17
     STEP = 18
@@ -40,6 +41,7 @@ class Op(IntEnum):
     SEND = 23
     RECEIVE = 24
     TEMPLATES = 25
+    SNAPSHOT = 26
     ATTACH = 27
     PING = 64  # pushed by the hub to learn whether a client is still there
     GOODBYE = 65  # pushed by the hub when it ends a session that its client did not close
@@ -49,6 +51,8 @@ class Op(IntEnum):
 
 REPLY = 128
 SESSION_OPS = frozenset(op for op in Op if Op.MAKE <= op < Op.PING)
+PART_OPS = frozenset([Op.SEND, Op.RECEIVE])
+WINDOW_OPS = PART_OPS | {Op.TEMPLATES}  # which a hub takes while others of these run
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
@@ -64,6 +68,24 @@ class Question(Frozen):
     """A request without fields; ``HEARTBEAT`` asks for the state of request ``seq`` of the prelude's session."""
 
 
+class Status(Frozen):
+    """A question about sessions: those that there are, the last ones that have ended, or their last slow requests."""
+
+    what: str = "sessions"  # or "ended" or "slow"
+    session: str = ""  # the name of one; empty for all
+
+
+class Operate(Frozen):
+    """An act on a session or on the hub itself; its action decides which fields it needs."""
+
+    action: str
+    id: bytes  # random; copies of one order are carried out once
+    session: str = ""  # its name, or its token in hexadecimal digits
+    env: int = -1
+    why: str = ""  # for the users of what it ends, and for the log
+    deadline_s: float = 0.0  # 0 for none
+
+
 class Observe(Frozen):
     """A request for the last observations of a session; it does not change the session."""
 
@@ -71,10 +93,23 @@ class Observe(Frozen):
     described: bool = False  # whether the client knows the spaces
 
 
+class ProgramOrigin(Frozen):
+    """A client by its own account, which is only shown to people."""
+
+    user: str = ""
+    host: str = ""
+    pid: int = 0
+    program: str = ""
+    label: str = ""  # the user's own name for the session
+
+
 class Attach(Frozen):
     """Take a session over: it continues under the prelude's token, and its former client loses it."""
 
     session: bytes  # its former token
+    compression: str = ""  # as of Make, from now on
+    compression_ns: float = 0.0
+    origin: ProgramOrigin = ProgramOrigin()
 
 
 class ProgramEnvironment(Frozen):
@@ -96,7 +131,7 @@ class ProgramEnvironment(Frozen):
 class Faults(Frozen):
     """The policies for failing envs, and the times after which an env counts as hanging."""
 
-    on_crash: str = "truncate"  # or "raise": when the env's worker ends
+    on_crash: str = "truncate"  # or "raise" or "restore": when the env's worker ends
     on_timeout: str = "truncate"  # when the env hangs and the hub ends its worker
     on_exception: str = "raise"  # when the env's step raises
     on_invalid: str = "pass"  # when an observation or reward is not finite
@@ -145,6 +180,7 @@ class Make(Frozen):
     spin_us: Optional[int] = None  # how long a side spins on a word before it parks; None: the hub decides
     pin: bool = False  # whether each worker runs on one CPU only
     compression: str = ""  # of observations, one of those in Welcome
+    compression_ns: float = 0.0  # longest time that saving a byte may take; 0 for any
     fresh: bool = False  # whether the session replaces a lost one: the first step of each env is a reset
     faults: Faults = Faults()
     heartbeat_s: float = 0.0  # longest time between signs of life on the client's connection; 0 for no promise
@@ -158,6 +194,8 @@ class Make(Frozen):
     worker_setup_code: bytes = b""  # instead of it, cloudpickle of a callable; only if factories are allowed
     row_offset: int = 0  # index of the session's first env in a larger vector env; the envs are told such indices
     seeds: List[Optional[int]] = field(default_factory=list)  # of each env's first reset, with ``fresh`` or ``lost``
+    snapshots: str = ""  # "safe": snapshots may be taken; "unsafe": of envs that cannot be copied exactly, too
+    origin: ProgramOrigin = ProgramOrigin()
 
 
 class Reset(Frozen):
@@ -167,6 +205,7 @@ class Reset(Frozen):
     mask: List[bool] = field(default_factory=list)
     options: bytes = b""
     options_each: List[bytes] = field(default_factory=list)  # instead of ``options``, one per env; empty for none
+    snapshot: str = ""  # name of the one that the rows of ``mask`` were restored from: they show what they had then
 
 
 class Step(Frozen):
@@ -186,11 +225,11 @@ class Send(Frozen):
 
     rows: List[int]
     codes: bytes
-    ends_receive: bool = False  # whether it ends the RECEIVE before it; its reply then has that reply, if there is one
+    min_envs: int = 0  # results that it waits for, as a RECEIVE behind it would; 0: it is answered at once
 
 
 class Receive(Frozen):
-    """A request for the results of the sent rows that are done, once there are ``min_envs`` of them."""
+    """A request for the results of the sent rows that are done, once there are ``min_envs``, or all of them."""
 
     min_envs: int
 
@@ -226,10 +265,22 @@ class SetAttr(Frozen):
     rows: List[int] = field(default_factory=list)  # ascending; empty for all
 
 
+class SnapshotRequest(Frozen):
+    """Take a snapshot of rows, restore rows from one, or list them; those of ``drop`` are dropped before."""
+
+    # "list", "take", "restore"; or a restore by halves, "prepare" and then "commit" or "cancel"
+    action: str = "list"
+    name: str = ""  # of the snapshot; a hub chooses that of a new one
+    rows: List[int] = field(default_factory=list)  # ascending; empty for all
+    sources: List[int] = field(default_factory=list)  # of "restore": for each row, the row whose state it gets
+    drop: List[str] = field(default_factory=list)
+
+
 class Close(Frozen):
     """End the session: close its envs, each within ``close_s``, or with ``terminate`` kill its workers at once."""
 
     terminate: bool = False
+    why: str = ""  # for people; empty where the program asked for it
 
 
 # --- replies ----------------------------------------------------------------------------------------------------
@@ -297,6 +348,7 @@ class Made(Frozen):
     steps: List[int] = field(default_factory=list)  # each row's number of steps and resets, in the reply to Attach
     sizing: str = ""  # the reason for the number of workers, for people
     vector: bool = False  # whether each worker's envs are one vector env, whose rows step together
+    window: int = 1  # SEND, RECEIVE and TEMPLATES without a reply have seqs that differ by less
 
 
 class Observed(Frozen):
@@ -349,28 +401,28 @@ class Failure(Frozen):
     replay: str = ""  # the name of the file on the hub's machine that runs the env to this failure again
 
 
-_PLACE, _PLACES_END = struct.Struct("<QQ"), struct.Struct("<Q8s")
+_OFFSETS, _OFFSETS_END = struct.Struct("<QQ"), struct.Struct("<Q8s")
 _PLACES_MAGIC = b"ENVHUBFP"
 
 
-def with_places(pickled: bytes, places: Iterable[Tuple[int, int]]) -> bytes:
+def append_offsets(pickled: bytes, offsets: Iterable[Tuple[int, int]]) -> bytes:
     """Append the place of each factory's own pickle to the pickled list of factories, behind its end."""
-    packed = [_PLACE.pack(*place) for place in places]
-    return b"".join([pickled, *packed, _PLACES_END.pack(len(packed), _PLACES_MAGIC)])
+    packed = [_OFFSETS.pack(*offset) for offset in offsets]
+    return b"".join([pickled, *packed, _OFFSETS_END.pack(len(packed), _PLACES_MAGIC)])
 
 
-def places_in(factories: bytes, num_envs: int) -> List[Tuple[int, int]]:
-    """The places that ``with_places`` added; empty if there are none. Raises ``ValueError``."""
-    if factories[-len(_PLACES_MAGIC) :] != _PLACES_MAGIC or len(factories) < _PLACES_END.size:
+def offsets_in(factories: bytes, num_envs: int) -> List[Tuple[int, int]]:
+    """The offsets that ``append_offsets`` added; empty if there are none. Raises ``ValueError``."""
+    if factories[-len(_PLACES_MAGIC) :] != _PLACES_MAGIC or len(factories) < _OFFSETS_END.size:
         return []
-    count, _ = _PLACES_END.unpack_from(factories, len(factories) - _PLACES_END.size)
-    end = len(factories) - _PLACES_END.size - _PLACE.size * count
+    count, _ = _OFFSETS_END.unpack_from(factories, len(factories) - _OFFSETS_END.size)
+    end = len(factories) - _OFFSETS_END.size - _OFFSETS.size * count
     if count != num_envs or end < 0:
         raise ValueError(f"{num_envs} envs and the places of {count} factories in {len(factories)} bytes")
-    places = [_PLACE.unpack_from(factories, end + _PLACE.size * number) for number in range(count)]
-    if not all(begin <= finish <= end for begin, finish in places):
+    offsets = [_OFFSETS.unpack_from(factories, end + _OFFSETS.size * number) for number in range(count)]
+    if not all(begin <= finish <= end for begin, finish in offsets):
         raise ValueError(f"a factory that is not in the {end} bytes of the pickle")
-    return cast(List[Tuple[int, int]], places)
+    return cast(List[Tuple[int, int]], offsets)
 
 
 _ROW = struct.Struct("<II")
@@ -405,12 +457,14 @@ _EXCHANGES: Dict[int, Tuple[Type[Any], Type[Any]]] = {
     Op.LIST: (Question, EnvNames),
     Op.STATS: (Question, Table),
     Op.HEALTH: (Question, Table),
-    Op.SESSIONS: (Question, Table),
+    Op.STATUS: (Status, Table),
+    Op.OPERATE: (Operate, Table),
     Op.HEARTBEAT: (Question, HeartbeatReply),
     Op.MAKE: (Make, Made),
     Op.RESET: (Reset, Done),
     Op.CALL: (Call, Done),
     Op.SET_ATTR: (SetAttr, Done),
+    Op.SNAPSHOT: (SnapshotRequest, Table),
     Op.CLOSE: (Close, Done),
     Op.COLLECT: (Collect, Done),
     Op.SEND: (Send, Done),
@@ -451,6 +505,16 @@ def build(kind: Any, fields: Dict[str, Any]) -> Any:
         raise codec.DecodeError(f"{kind.__name__}: {error}") from error
 
 
+_ITEM_TYPES: Dict[Any, Set[type]] = {
+    int: {int},
+    bytes: {bytes},
+    bool: {bool},
+    str: {str},
+    Optional[int]: {int, type(None)},
+}
+_NO_TYPES: Set[type] = set()
+
+
 def _value(where: str, hint: Any, value: Any) -> Any:
     """Check ``value`` against an annotation; an integer is a float, too: some languages have one kind of number."""
     origin = getattr(hint, "__origin__", None)
@@ -459,6 +523,8 @@ def _value(where: str, hint: Any, value: Any) -> Any:
     if origin is Union:
         return None if value is None else _value(where, hint.__args__[0], value)
     if origin is list and isinstance(value, list):
+        if _ITEM_TYPES.get(hint.__args__[0], _NO_TYPES).issuperset(map(type, value)):
+            return value  # without a call for each of its items
         return [_value(where, hint.__args__[0], item) for item in value]
     if origin is dict and isinstance(value, dict):
         return {_value(where, hint.__args__[0], k): _value(where, hint.__args__[1], v) for k, v in value.items()}

@@ -14,11 +14,13 @@ from envhub.errors import RemoteProtocolError
 
 MAGIC = b"EHUB"
 VERSION = 1  # a peer of another version is refused
-PRELUDE = struct.Struct("<4sHBxQ16sQ")  # magic, version, op, hub id, session token, seq
+PRELUDE = struct.Struct("<4sHBBQ16sQ")  # magic, version, op, after, hub id, session token, seq
 NO_SESSION = bytes(16)
 SEQ_MAX = (1 << 64) - 1
 
-pack_head = partial(PRELUDE.pack, MAGIC, VERSION)  # the bytes of a prelude from op, hub id, token and seq
+# The bytes of a prelude from op, hub id, token and seq; of the second one from op, after, hub id, token and seq.
+pack_head = partial(struct.Struct("<4sHBxQ16sQ").pack, MAGIC, VERSION)
+pack_window_head = partial(PRELUDE.pack, MAGIC, VERSION)
 
 FRAMES_MAX = 1024
 FRAME_BYTES_MAX = 1 << 30  # of a reply
@@ -35,6 +37,10 @@ REFUSED_S = 5.0
 RECONNECT_S = 60.0
 CUTS_MAX = 10  # connections in a row that end while a request on them has no answer
 
+# Requests of a session that may be without a reply at a time: MAKE's reply says how many numbers they span.
+WINDOW, WINDOW_MIN = 4, 2
+REPLIES_BYTES_MAX = 1 << 28  # of observations in the replies that a hub keeps of a session for a whole ``WINDOW``
+
 Frame = Any  # bytes, or any buffer
 Frames = list[Frame]
 
@@ -47,15 +53,16 @@ class Prelude(NamedTuple):
     token: bytes
     seq: int
     version: int = VERSION
+    after: int = 0  # how far its seq is behind that of the request before it that has no reply; 0 for none
 
     def pack(self) -> bytes:
-        return PRELUDE.pack(MAGIC, self.version, *self[:4])
+        return PRELUDE.pack(MAGIC, self.version, self.op, self.after, *self[1:4])
 
     @classmethod
     def unpack(cls, frame: Frame) -> Prelude:
         if len(frame) < PRELUDE.size:
             raise RemoteProtocolError(f"a first frame of {len(frame)} bytes is shorter than a prelude")
-        magic, version, op, hub_id, token, seq = PRELUDE.unpack_from(frame)
+        magic, version, op, after, hub_id, token, seq = PRELUDE.unpack_from(frame)
         if magic != MAGIC:
             raise RemoteProtocolError("the first frame does not start with EHUB")
-        return tuple.__new__(cls, (op, hub_id, token, seq, version))  # twice as fast as cls(...)
+        return tuple.__new__(cls, (op, hub_id, token, seq, version, after))  # twice as fast as cls(...)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envhub.errors import AddressError, KeysError, hidden
-from envhub.files import weakness_of
+from envhub.files import open_regular_file, weakness_of
 from envhub.frozen import Frozen
 from envhub.secret import SHOWN, Secret
 
@@ -24,12 +24,7 @@ KEY_BYTES = 32
 KEY_TEXT_CHARS = 43
 SECRET_FILE_BYTES_MAX = 1 << 14
 NOT_SHOWN = "what was given"
-if sys.platform == "win32":
-    _FILE_FLAGS = getattr(os, "O_BINARY", 0)  # without it a line would end otherwise than it is written
-    _NO_FOLLOW = 0
-else:
-    _FILE_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
-    _NO_FOLLOW = os.O_NOFOLLOW
+_BINARY = getattr(os, "O_BINARY", 0)  # of Windows: without it a line would end otherwise than it is written
 _SHOWN_CHARS_MAX = 200
 
 
@@ -55,14 +50,6 @@ def key_of(text: str, keys: int = 1) -> bytes:
     return raw
 
 
-def secret_key_of(text: Secret[str]) -> Secret[bytes]:
-    return Secret(key_of(text.reveal_secret()))
-
-
-def secret_text_of(key: Secret[bytes]) -> Secret[str]:
-    return Secret(text_of(key.reveal_secret()))
-
-
 def token_of(keys: HubKeys) -> Secret[str]:
     return Secret(text_of(keys.server + keys.secret.reveal_secret()))
 
@@ -85,7 +72,7 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _FILE_FLAGS, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
         try:
             try:
                 line = text.reveal_secret() if isinstance(text, Secret) else text
@@ -102,8 +89,16 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
         raise KeysError(f"{path} cannot be written: {error}") from error
 
 
-def read_secret(path: Path) -> Secret[str]:
-    return Secret(read_private(path))
+def write_key(path: Path, key: Secret[bytes], replace: bool = False) -> None:
+    write_secret(path, Secret(text_of(key.reveal_secret())), replace)
+
+
+def read_key(path: Path) -> Secret[bytes]:
+    """The secret key in a file that only this user can read; raises ``KeysError``."""
+    try:
+        return Secret(key_of(read_private(path)))
+    except KeysError as error:
+        raise KeysError(f"{path}: {error}") from error
 
 
 def read_private(path: Path) -> str:
@@ -114,25 +109,18 @@ def read_private(path: Path) -> str:
     try:
         if sys.platform == "win32" and path.is_symlink():
             raise KeysError(f"{path} must be a file of yours, and is a link")
-        flags = _FILE_FLAGS
+        flags = 0
         if sys.platform != "win32" and path.lstat().st_uid not in (0, os.getuid()):
-            flags |= _NO_FOLLOW
-        descriptor = os.open(path, os.O_RDONLY | flags)
-    except OSError as error:
-        raise KeysError(f"{path} cannot be read: {error}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or not _is_private(status):
-            raise KeysError(
-                f"{path} must be a file of yours with mode 0600, or of root's with mode 0440; a secret in it may be "
-                "known by now"
-            )
-        with open(descriptor, "rb", closefd=False) as file:
+            flags = os.O_NOFOLLOW
+        with open_regular_file(path, flags) as file:
+            if not _is_private(os.fstat(file.fileno())):
+                raise KeysError(
+                    f"{path} must be a file of yours with mode 0600, or of root's with mode 0440; others may "
+                    "know its secret"
+                )
             content = file.read(SECRET_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error}") from error
-    finally:
-        os.close(descriptor)
     if len(content) > SECRET_FILE_BYTES_MAX:
         raise KeysError(f"{path} is larger than {SECRET_FILE_BYTES_MAX} bytes")
     return content.decode("ascii", "replace").strip()
@@ -156,7 +144,8 @@ KEYS_LEFT_OUT = f"envhub://{SHOWN}@"  # the prefix of an address with keys
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # and surrogates
 # A host name that a resolver may accept, in any script. DNS allows 253 characters.
 HOST = re.compile(r"(?!-)(?=.{1,253}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?")
-FLEET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,55}")  # a hub's name, with its number, has 64 characters
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a hub that is kept, of a client or of a fleet
+FLEET_NAME_CHARS_MAX = 56  # a hub's name, with its number, has 64
 PORT = re.compile(r"[0-9]{1,5}")
 NO_ANNOUNCEMENTS = (
     "hubs do not announce themselves in a folder any more: name them by a list of their addresses, by dns://NAME:PORT "
@@ -175,10 +164,16 @@ class Address(Frozen):
     port: int = -1
     path: str = ""
     keys: HubKeys | None = None  # the client's keys; None if it presents none
+    tunnelled: bool = False  # True if ssh forwards the path to another machine
 
     @property
     def is_ipc(self) -> bool:
         return bool(self.path)
+
+    @property
+    def crosses_network(self) -> bool:
+        """True if each byte costs: of another machine, or encrypted."""
+        return self.tunnelled or self.keys is not None or not (self.is_ipc or self.is_loopback)
 
     @property
     def is_ipv6(self) -> bool:
@@ -203,12 +198,12 @@ def side_path(path: str) -> str | None:
 
 def guarded(hub: Any) -> Any:
     """The address as a ``Secret`` if it has keys; any other value as it is."""
-    if isinstance(hub, str) and hub.strip().casefold().startswith("envhub:") and not without_keys(hub):
+    if isinstance(hub, str) and hub.strip().casefold().startswith("envhub:") and not drop_keys(hub):
         return Secret(hub)
     return hub
 
 
-def without_keys(text: str) -> str:
+def drop_keys(text: str) -> str:
     """``HOST:PORT`` of an address whose keys ``written`` has hidden; empty for any other address."""
     text = text.strip()
     return text[len(KEYS_LEFT_OUT) :] if text.startswith(KEYS_LEFT_OUT) else ""
@@ -223,7 +218,7 @@ def written(hub: str | Secret[str]) -> str:
     return address.text if address.keys is None else address.text.replace("tcp://", KEYS_LEFT_OUT, 1)
 
 
-def of_environment() -> Any:
+def address_of_environment() -> Any:
     """The hub's address in ``ENVHUB_ADDRESS``, ``guarded``; None if it is not set."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text and _CONTROLS.search(text.strip()):
@@ -245,10 +240,10 @@ def parse(text: str | Secret[str]) -> Address:
     text = text.strip()
     if _CONTROLS.search(text):
         raise AddressError(f"{quoted(text)} is no address: it has control characters, or is no UTF-8")
-    if place := without_keys(text):
+    if target := drop_keys(text):
         raise AddressError(
-            f"the keys of {KEYS_LEFT_OUT}{place} were left out where it was written down, and none are kept here for "
-            f"{place}: run `envhub login` with the whole address"
+            f"the keys of {KEYS_LEFT_OUT}{target} were left out where it was written down, and none are kept here "
+            f"for {target}: run `envhub login` with the whole address"
         )
     if text.casefold().startswith("file:"):
         raise AddressError(NO_ANNOUNCEMENTS)
@@ -263,10 +258,10 @@ def parse(text: str | Secret[str]) -> Address:
                 f"{hidden(text)}: any user could listen at an abstract name in the hub's place; choose a path"
             )
         return Address(text, path=rest)
-    token, _, place = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
-    host, _, port = place.rpartition(":")
+    token, _, target = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
+    host, _, port = target.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
-        return Address(f"tcp://{place}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
+        return Address(f"tcp://{target}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
     raise AddressError(f"{quoted(text)} is no address; {_FORM}")
 
 
@@ -303,11 +298,16 @@ def _keys(token: str) -> HubKeys:
         raise AddressError(f"the token of this envhub:// address: {error}") from error
 
 
+def why_no_name(name: str, of: str = "", chars_max: int = 64) -> str:
+    """The reason why this is no name; empty if it is one."""
+    if NAME.fullmatch(name) and len(name) <= chars_max:
+        return ""
+    return f"{quoted(name)} is no name{of}: letters, digits, dots, dashes and underscores, at most {chars_max}"
+
+
 def check_fleet_name(name: str) -> None:
-    if not FLEET_NAME.fullmatch(name):
-        raise AddressError(
-            f"{quoted(name)} is no name for a fleet: letters, digits, dots, dashes and underscores, at most 56"
-        )
+    if why := why_no_name(name, " for a fleet", FLEET_NAME_CHARS_MAX):
+        raise AddressError(why)
 
 
 def default_address() -> str:

@@ -21,6 +21,7 @@ import sys
 from io import FileIO
 
 from envhub.files import weakness_of
+from envhub.transport.address import Address
 
 NOWHERE = "/dev/null"  # a path that refuses every connection, as a socket without a listener does
 
@@ -71,13 +72,20 @@ def open_socket_file(path: str) -> FileIO | SocketAtPath:
     return file
 
 
+def listening(wanted: Address, backlog: int) -> socket.socket:
+    """A socket that listens at a tcp address, at one of IPv6 also for IPv4; raises ``OSError``."""
+    host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(wanted.host, wanted.host.strip("[]"))
+    family, both = (socket.AF_INET6, True) if wanted.is_ipv6 else (socket.AF_INET, False)
+    return socket.create_server((host, wanted.port), family=family, backlog=backlog, dualstack_ipv6=both)
+
+
 def is_same(file: FileIO | SocketAtPath, other: FileIO | SocketAtPath) -> bool:
     if isinstance(file, SocketAtPath) or isinstance(other, SocketAtPath):
         return getattr(file, "inode", 0) == getattr(other, "inode", 1)
     return os.path.sameopenfile(file.fileno(), other.fileno())
 
 
-def place_of(file: FileIO | SocketAtPath) -> str:
+def path_of(file: FileIO | SocketAtPath) -> str:
     if isinstance(file, SocketAtPath):
         return file.path
     return f"/proc/self/fd/{file.fileno()}"

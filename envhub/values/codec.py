@@ -1,11 +1,10 @@
 """Strict msgpack for headers, infos, options and call arguments.
 
-Arrays and NumPy scalars travel in the format of ``msgpack_numpy``, but a check guards its decoder, which by itself
-unpickles object arrays and builds arrays over pointers that the sender chose. Decoding never runs code that the sender
-chose, except for ``PICKLE``: a caller must allow it, and only a program and the workers of its own private hub do.
-
 Types that msgpack does not have travel as extension types, and, if the caller allows it, any other value as its
-``repr``.
+``repr``. An array has the description that ``msgpack_numpy`` gives it in front of its items. The decoder of
+``msgpack_numpy`` unpickles, so it reads a description after a check, and no items. Decoding never runs code that the
+sender chose, except for ``PICKLE``: a caller must allow it, and only a program and the workers of its own private hub
+do.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import dataclasses
 import math
 import struct
 from collections import Counter
-from importlib import import_module
+from functools import lru_cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Callable, Collection, NamedTuple, cast
 
 import msgpack
@@ -51,24 +51,30 @@ REPR_CHARS_MAX = 256
 SPACES_BYTES_MAX = 1 << 24  # sum of the sizes of one element of each space in a value
 PIECE_BYTES = 1 << 16  # a copy of a string of this size costs more than one more piece
 NDIM_MAX = 16
+NUMBER_BYTES_MAX = 16
+DTYPE_CHARS_MAX = 24  # of the name of an array's dtype
 
 _CONTAINER_ITEMS_MAX = ITEMS_MAX // 2  # a mapping's keys and values count as items each
 _STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
 _SALTED = frozenset([str, bytes])
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
 _PACKED = _ATOMS | {int}
+_PACKED_NESTED = _PACKED | {dict, list}
 _TEXT = frozenset([str])
-_NUMPY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
+_DESCRIPTION = {b"nd", b"type", b"kind", b"shape"}  # the entries of an array's head
+_NUMBER_KINDS, _TEXT_KINDS = "biufc", "USmM"
 _GENERATORS = frozenset(["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 _CODE_POINT_MAX = 0x10FFFF
 _BIN_32 = struct.Struct(">BI")
+_LARGE_EXTENSION = struct.Struct(">BIB")  # its first byte, length and type
 _COMPLEX = struct.Struct("=2d")
+_NEW_EXTENSION = partial(tuple.__new__, msgpack.ExtType)  # its own checks take as long as the rest of a small array
 _BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # of a byte string's length, by its first byte
 
 Unknown = Callable[[Any], msgpack.ExtType]
 
 
-class Represented(str):
+class Repr(str):
     """The ``repr`` of a value that the codec could not carry."""
 
     def __repr__(self) -> str:
@@ -129,9 +135,22 @@ _FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the clas
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
     """Encode ``value``; ``unknown`` decides about values that the codec cannot carry. Raises ``EncodeError``."""
     try:
-        return _pack(_Encoder(unknown).plain(value, 0))
+        packs = type(value) in (dict, list) and _packs_whole(value)
+        return _pack(value if packs else _Encoder(unknown).plain(value, 0))
     except OverflowError:  # an integer of more than 64 bits among other values
         return _pack(_Encoder(unknown, at_once=False).plain(value, 0))
+
+
+def encode_pieces(value: Any, unknown: Unknown = refuse) -> list[Any]:
+    """``encode(value)`` in pieces; a large array of numbers is not copied."""
+    import numpy as np
+
+    if type(value) is not np.ndarray or value.nbytes < PIECE_BYTES or value.dtype.kind not in _NUMBER_KINDS:
+        return [encode(value, unknown)]
+    if not (head := _array_head(value.dtype, value.shape)):
+        return [encode(value, unknown)]
+    items = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    return [_LARGE_EXTENSION.pack(0xC9, len(head) + len(items), ARRAY) + head, items]
 
 
 def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
@@ -151,10 +170,10 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
     return _Decoder(allow_pickle).unpack(blob)
 
 
-def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Represented]]:
-    """Decode with texts in place of values that cannot be unpickled; also return every ``Represented``."""
+def decode_leniently(blob: Any, allow_pickle: bool = False) -> tuple[Any, list[Repr]]:
+    """Decode with texts in place of values that cannot be unpickled; also return every ``Repr``."""
     decoder = _Decoder(allow_pickle, lenient=True)
-    return decoder.unpack(blob), decoder.represented
+    return decoder.unpack(blob), decoder.reprs
 
 
 def encode_pair(first: bytes, second: bytes) -> bytes:
@@ -238,11 +257,32 @@ def check_header(blob: Any, limits: HeaderLimits) -> None:
 _LIST, _MAP, _BIN, _EXTENSION, _PLAIN, _INVALID = range(1, 7)  # the first two contain items
 
 
-def _packs(values: Collection[Any]) -> bool:
-    kinds = set(map(type, values))
-    if not kinds <= _PACKED:
+def _packs(values: Collection[Any], kinds: frozenset[type] = _PACKED) -> bool:
+    own = set(map(type, values))
+    if not own <= kinds:
         return False
-    return str not in kinds or max(len(value) for value in values if type(value) is str) <= _STRING_CHARS_MAX
+    if str in own:
+        for value in values:  # a generator takes twice as long
+            if type(value) is str and len(value) > _STRING_CHARS_MAX:
+                return False
+    return True
+
+
+def _packs_whole(value: Any) -> bool:
+    """True if it is maps with text keys and lists, in one another, of what ``_packs`` accepts."""
+    level = [value]
+    for _ in range(DEPTH_MAX):  # all values of a level at once: a call for each takes several times as long
+        maps = [each for each in level if type(each) is dict]
+        lists = [each for each in level if type(each) is list]
+        if len(maps) + len(lists) < len(level) or not _TEXT.issuperset(map(type, chain.from_iterable(maps))):
+            return False
+        items = [*chain.from_iterable(map(dict.values, maps)), *chain.from_iterable(lists)]
+        level = [each for each in items if type(each) not in _PACKED]
+        if len(items) > _CONTAINER_ITEMS_MAX or not _packs(items, _PACKED_NESTED):
+            return False
+        if not level:
+            return True
+    return False
 
 
 def _head(lead: int) -> tuple[int, int, int]:
@@ -305,13 +345,16 @@ class _Encoder:
         self._path: set[int] = set()  # ids of the containers around the current value, to detect a cycle
 
     def plain(self, value: Any, depth: int) -> Any:
+        # The most frequent kinds come first.
         kind = type(value)
-        if kind is str and len(value) > _STRING_CHARS_MAX:
-            return self._unknown(value)
         if kind in _ATOMS:
-            return value
+            return value if kind is not str or len(value) <= _STRING_CHARS_MAX else self._unknown(value)
+        if kind in _CONTAINERS:
+            return self._container(value, depth + 1)
+        if kind.__module__ == "numpy" and _is_of_numpy(value):
+            return self._numpy(value)
         if kind.__module__ in _GYMNASIUM:
-            return self._of_gymnasium(value, depth)
+            return self._encode_gymnasium(value, depth)
         if self._faithful and kind not in _OWN_CLASSES and not _is_of_numpy(value):
             return self._unknown(value)
         if kind is int:
@@ -325,39 +368,39 @@ class _Encoder:
         return self._other(value, depth)
 
     def _numpy(self, value: Any) -> Any:
-        import msgpack_numpy
         import numpy as np
 
-        if isinstance(value, (np.str_, np.bytes_, np.datetime64, np.timedelta64)):
-            array = np.array(value)
-            if isinstance(value, (np.str_, np.bytes_)) and array[()] != value:
-                # An array would drop the zero that ends a text; so does NumPy's own ``item``.
-                return str.__str__(value) if isinstance(value, np.str_) else bytes(value)
-            return msgpack.ExtType(SCALAR, _pack([array.dtype.str, array.tobytes()]))
-        if value.ndim > NDIM_MAX:
+        dtype, is_array = value.dtype, not isinstance(value, np.generic)
+        if not is_array and dtype.kind in "US":
+            text, value = value, np.array(value)
+            if value[()] != text:  # an array would drop the zero that ends a text; so does NumPy's own ``item``
+                return str.__str__(text) if isinstance(text, np.str_) else bytes(text)
+            dtype = value.dtype
+        head = _array_head(dtype, value.shape if is_array else ())
+        if not head:
             return self._unknown(value)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "USmM":
-            raw = [value.dtype.str, list(value.shape), value.tobytes()]
-            return msgpack.ExtType(ARRAY, _pack(raw))
-        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
-            return self._unknown(value)
-        return msgpack_numpy.encode(np.ascontiguousarray(value) if value.ndim else value)
+        is_large = is_array and value.nbytes >= PIECE_BYTES and dtype.kind in _NUMBER_KINDS and value.flags.c_contiguous
+        blob = b"".join((head, value.data)) if is_large else head + value.tobytes()
+        return _NEW_EXTENSION((ARRAY if is_array else SCALAR, blob))
 
     def _container(self, value: Any, depth: int) -> Any:
         if depth > DEPTH_MAX or id(value) in self._path or len(value) > _CONTAINER_ITEMS_MAX:
             return self._unknown(value)
-        if not isinstance(value, (list, tuple)) and _problem_of_keys(value):
+        kind, is_map = type(value), isinstance(value, dict)
+        has_text_keys = is_map and _TEXT.issuperset(map(type, value))
+        if not (has_text_keys or isinstance(value, (list, tuple))) and _problem_of_keys(value):
             return self._unknown(value)
+        packs = self._at_once and has_text_keys == is_map and _packs(value.values() if is_map else value)
+        if packs and (kind is dict or kind is list):
+            return value
         self._path.add(id(value))
         try:
-            if isinstance(value, dict):
-                if set(map(type, value)) <= _TEXT:
-                    if self._at_once and _packs(value.values()):
-                        return value if type(value) is dict else dict(value)
+            if is_map:
+                if has_text_keys:
                     return {key: self.plain(item, depth) for key, item in value.items()}
                 pairs = [self.plain(part, depth) for pair in value.items() for part in pair]
                 return msgpack.ExtType(MAPPING, _pack(pairs))
-            items = list(value) if self._at_once and _packs(value) else [self.plain(item, depth) for item in value]
+            items = list(value) if packs else [self.plain(item, depth) for item in value]
         finally:
             self._path.discard(id(value))
         if isinstance(value, list):
@@ -365,7 +408,7 @@ class _Encoder:
         code = TUPLE if isinstance(value, tuple) else SET if isinstance(value, set) else FROZENSET
         return msgpack.ExtType(code, _pack(items))
 
-    def _of_gymnasium(self, value: Any, depth: int) -> Any:
+    def _encode_gymnasium(self, value: Any, depth: int) -> Any:
         if type(value).__name__ == "GraphInstance":
             return msgpack.ExtType(GRAPH, _pack([self.plain(part, depth + 1) for part in value]))
         if self._faithful:
@@ -392,7 +435,7 @@ class _Encoder:
             name = type(value.bit_generator).__name__
             if name in _GENERATORS:
                 return msgpack.ExtType(GENERATOR, _pack([name, self.plain(value.bit_generator.state, depth + 1)]))
-        if isinstance(value, Represented):
+        if isinstance(value, Repr):
             return as_repr(value)
         for base, convert in _BASES.items():
             if isinstance(value, base):
@@ -416,14 +459,16 @@ class _Decoder:
         self._items_max = items_max
         self._depth = 0
         self._spaces_bytes = 0
-        self.represented: list[Represented] = []
+        self.reprs: list[Repr] = []
 
     def unpack(self, blob: Any) -> Any:
         self._depth += 1
         if self._depth > self._depth_max:
             raise DecodeError(f"values nested deeper than {self._depth_max}")
         try:
-            nbytes = memoryview(blob).nbytes
+            nbytes = len(blob) if type(blob) is bytes else memoryview(blob).nbytes
+            if nbytes >= PIECE_BYTES and not self._is_checked and (array := _large_array(blob)) is not None:
+                return array
             items_max = min(self._items_max, nbytes)  # msgpack allocates the length that a list announces
             if nbytes >= CHECKED_BYTES_MIN and not self._is_checked and not _has_few_items(blob):
                 # It refuses lists that announce more items than there are bytes: msgpack would allocate all of them.
@@ -441,7 +486,7 @@ class _Decoder:
                 max_bin_len=BYTES_MAX,
                 max_ext_len=BYTES_MAX,
                 ext_hook=self._extension,
-                object_hook=_numpy_or_map,
+                object_hook=_map,
             )
         except DecodeError:
             raise
@@ -455,6 +500,12 @@ class _Decoder:
     def _extension(self, code: int, blob: bytes) -> Any:
         if code not in self._extensions:
             raise DecodeError(f"extension type {code} is not accepted here")
+        if code == ARRAY:
+            return _array(blob)
+        if code == SCALAR:
+            if (array := _array(blob)).ndim:
+                raise DecodeError("a scalar with dimensions")
+            return array[()]
         if code in _REBUILD:
             items = self.unpack(blob)
             if not isinstance(items, list):
@@ -465,7 +516,7 @@ class _Decoder:
         if code == COMPLEX and len(blob) == 16:
             return complex(*_COMPLEX.unpack(blob))
         if code == REPR:
-            return self._represent(bytes(blob).decode("utf-8")[:REPR_CHARS_MAX])
+            return self._repr(bytes(blob).decode("utf-8")[:REPR_CHARS_MAX])
         if code == SPEC:
             return _spec(self.unpack(blob))
         if code == SPACE:
@@ -484,13 +535,21 @@ class _Decoder:
                 why = f"a value was pickled but cannot be unpickled: {type(error).__name__}: {error}"
                 if not self._lenient:
                     raise DecodeError(why) from error
-                return self._represent(f"<{why}>"[:REPR_CHARS_MAX])
+                return self._repr(f"<{why}>"[:REPR_CHARS_MAX])
         raise DecodeError(f"extension type {code} of {len(blob)} bytes is not accepted here")
 
-    def _represent(self, text: str) -> Represented:
-        represented = Represented(text)
-        self.represented.append(represented)
-        return represented
+    def _repr(self, text: str) -> Repr:
+        reprs = Repr(text)
+        self.reprs.append(reprs)
+        return reprs
+
+
+def _large_array(blob: Any) -> np.ndarray | None:
+    """The array that ``encode_pieces`` has encoded, which is copied once; None for another value."""
+    view = memoryview(blob).cast("B")
+    begin = _LARGE_EXTENSION.size
+    is_array = _LARGE_EXTENSION.unpack_from(view) == (0xC9, len(view) - begin, ARRAY)
+    return _array(view[begin:]) if is_array else None
 
 
 def _has_few_items(blob: Any) -> bool:
@@ -549,17 +608,61 @@ def _generator(items: list[Any]) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def _array(items: list[Any]) -> np.ndarray:
+def _graph(parts: list[Any]) -> Any:
+    from envhub.values.gym_api import api
+
+    return api.spaces.GraphInstance(*parts)
+
+
+def _array(blob: bytes | memoryview) -> np.ndarray:
     import numpy as np
 
-    name, shape, raw = items
-    dtype = np.dtype(name) if isinstance(name, str) and len(name) <= 24 else np.dtype("V")
-    if dtype.kind not in "USmM" or dtype.hasobject:
-        raise DecodeError(f"an array of dtype {name!r} is not accepted")
-    _check_size(shape, dtype, raw)
-    if dtype.kind == "U" and raw and np.frombuffer(raw, f"{dtype.byteorder}u4").max() > _CODE_POINT_MAX:
+    end = 1 + blob[0]
+    dtype, shape, nbytes = _read_array_head(bytes(blob[1:end]))
+    if len(blob) != end + nbytes:
+        raise DecodeError("an array's shape and bytes disagree")
+    if dtype.kind == "U" and nbytes and np.frombuffer(blob, f"{dtype.byteorder}u4", -1, end).max() > _CODE_POINT_MAX:
         raise DecodeError("an array of text with a character that does not exist")
-    return cast(np.ndarray, np.frombuffer(raw, dtype).reshape(shape).copy())
+    array: np.ndarray = np.ndarray(shape, dtype, blob, end).copy()
+    return array
+
+
+def _is_carried(dtype: np.dtype[Any]) -> bool:
+    is_number = dtype.kind in _NUMBER_KINDS and dtype.itemsize <= NUMBER_BYTES_MAX
+    return dtype.itemsize > 0 and (is_number or dtype.kind in _TEXT_KINDS)
+
+
+# Most arrays of a session have one of a few forms.
+@lru_cache(maxsize=256)
+def _array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The bytes in front of the items of such an array; empty if none of its kind is carried."""
+    if not _is_carried(dtype) or len(dtype.str) > DTYPE_CHARS_MAX or len(shape) > NDIM_MAX:
+        return b""
+    import msgpack_numpy
+    import numpy as np
+
+    description = msgpack_numpy.encode(np.empty(0, "u1" if dtype.kind in "mM" else dtype))  # it refuses times
+    del description[b"data"]
+    head = _pack({**description, b"type": dtype.str, b"shape": shape})
+    return bytes([len(head)]) + head
+
+
+@lru_cache(maxsize=256)
+def _read_array_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The dtype, shape and bytes of an array's items; raises ``DecodeError`` or what msgpack and NumPy raise."""
+    import msgpack_numpy
+    import numpy as np
+
+    fields = msgpack.unpackb(head, strict_map_key=False, max_array_len=NDIM_MAX, max_map_len=4)
+    if type(fields) is not dict or fields.keys() != _DESCRIPTION or fields[b"nd"] is not True or fields[b"kind"] != b"":
+        raise DecodeError("malformed array")
+    name, shape = fields[b"type"], fields[b"shape"]
+    if type(name) is not str or len(name) > DTYPE_CHARS_MAX or not _is_carried(np.dtype(name)):
+        raise DecodeError(f"an array of dtype {name!r} is not accepted")
+    if type(shape) is not list or not all(type(axis) is int and axis >= 0 for axis in shape):
+        raise DecodeError("malformed array shape")
+    dtype = msgpack_numpy.decode({**fields, b"shape": [0], b"data": b""}).dtype
+    return dtype, tuple(shape), math.prod(shape) * dtype.itemsize
 
 
 def _spec(fields: dict[str, Any]) -> Any:
@@ -576,39 +679,11 @@ _REBUILD: dict[int, Callable[[list[Any]], Any]] = {
     FROZENSET: lambda items: frozenset(_checked_keys(items)),
     MAPPING: _mapping,
     GENERATOR: _generator,
-    ARRAY: _array,
-    GRAPH: lambda items: import_module("envhub.values.gym_api").api.spaces.GraphInstance(*items),
-    SCALAR: lambda items: _array([items[0], [], *items[1:]])[()],
+    GRAPH: _graph,
 }
 
 
-def _numpy_or_map(fields: dict[Any, Any]) -> Any:
-    """The only caller of ``msgpack_numpy.decode``: plain numeric arrays and scalars whose size adds up."""
-    if b"nd" not in fields:
-        if fields and not all(type(key) is str for key in fields):
-            raise DecodeError("map keys must be strings")
-        return fields
-    if not set(fields) <= _NUMPY_KEYS or fields.get(b"kind", b"") != b"":
-        raise DecodeError("malformed array")
-    name, raw = fields.get(b"type"), fields.get(b"data")
-    if not isinstance(name, str) or len(name) > 4 or not isinstance(raw, bytes):
-        raise DecodeError("malformed array")
-    import msgpack_numpy
-    import numpy as np
-
-    dtype = np.dtype(name)
-    if dtype.kind not in "biufc" or not 0 < dtype.itemsize <= 16:
-        raise DecodeError(f"an array of dtype {name!r} is not accepted")
-    if fields[b"nd"] is not (b"shape" in fields):
-        raise DecodeError("an array without a shape, or a scalar with one")
-    _check_size(fields.get(b"shape", []), dtype, raw)
-    value = msgpack_numpy.decode(fields)
-    return value.copy() if fields[b"nd"] else value
-
-
-def _check_size(shape: Any, dtype: np.dtype[Any], raw: bytes) -> None:
-    dims: tuple[Any, ...] = tuple(shape) if isinstance(shape, (list, tuple)) else (-1,)
-    if len(dims) > NDIM_MAX or not all(type(dim) is int and dim >= 0 for dim in dims):
-        raise DecodeError("malformed array shape")
-    if math.prod(dims) * dtype.itemsize != len(raw):
-        raise DecodeError("an array's shape and bytes disagree")
+def _map(fields: dict[Any, Any]) -> dict[Any, Any]:
+    if not _TEXT.issuperset(map(type, fields)):
+        raise DecodeError("map keys must be strings")
+    return fields

@@ -8,7 +8,7 @@ import pickle
 from importlib import import_module
 from typing import Any, Mapping
 
-from envhub.errors import shown
+from envhub.errors import brief
 
 try:
     api: Any = import_module("gymnasium")
@@ -58,7 +58,7 @@ def takes_turns(made: Any) -> bool:
     return not isinstance(made, type) and interface(made) == PARALLEL and hasattr(made, "agent_iter")
 
 
-def unfit(made: Any) -> str:
+def why_not_env(made: Any) -> str:
     """A description of ``made`` if a worker cannot host it as a single env; else empty. Imports nothing."""
     modules = [kind.__module__ + "." for kind in type(made).__mro__]
     if hasattr(type(made), "step_async") or any(module.startswith(_VECTORS) for module in modules):
@@ -77,11 +77,11 @@ def unfit(made: Any) -> str:
         )
     missing = [f"`{name}`" for name in _PARTS[kind] if not hasattr(made, name)]
     if missing:
-        return f"{shown(made, 100)}, which is no {kind}: it has no {', '.join(missing)}"
+        return f"{brief(made, 100)}, which is no {kind}: it has no {', '.join(missing)}"
     for name in ("observation_space", "action_space") if kind == GYMNASIUM else ():
         space = getattr(made, name)
         if not is_like_space(space):
-            return f"{shown(made, 100)}, whose {name} is {shown(space, 60)} and no space of gymnasium.spaces"
+            return f"{brief(made, 100)}, whose {name} is {brief(space, 60)} and no space of gymnasium.spaces"
     return ""
 
 

@@ -34,11 +34,11 @@ def _leads_to(name: str, file: str, sys_path: tuple[str, ...]) -> bool:
     parent = name.rpartition(".")[0]
     if parent and not (is_importable(parent) and hasattr(sys.modules.get(parent), "__path__")):
         return False
-    places = list(sys.modules[parent].__path__) if parent else None
-    spec = _spec_of(name, places)
+    folders = list(sys.modules[parent].__path__) if parent else None
+    spec = _spec_of(name, folders)
     if spec is None:  # such as in a folder that this process can no longer read
         last = name.rpartition(".")[2]
-        return any(file in (f"{place}/{last}.py", f"{place}/{last}/__init__.py") for place in places or sys_path)
+        return any(file in (f"{folder}/{last}.py", f"{folder}/{last}/__init__.py") for folder in folders or sys_path)
     origin: Any = getattr(spec, "origin", None)
     return origin in (file, "frozen") or (origin is not None and os.path.realpath(origin) == os.path.realpath(file))
 
@@ -140,7 +140,7 @@ def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: 
     text = " ".join(str(why).split())[:ERROR_CHARS_MAX]
     if not steps:
         return f"{named} cannot be pickled: {text}; {_remedy(culprit)}"
-    path = " > ".join(_shown(how, part) for how, part in [(named, value), *steps[:-1]])
+    path = " > ".join(_text_of(how, part) for how, part in [(named, value), *steps[:-1]])
     return f"{path} > {steps[-1][0]} is {_kind(culprit)}, which cannot be pickled: {text}; {_remedy(culprit)}"
 
 
@@ -218,10 +218,10 @@ def _of(value: Any) -> Iterator[Step]:
         yield from ((f"item {number}", each) for number, each in enumerate(value))
     else:
         yield f"class {type(value).__name__}", type(value)
-        yield from _of_reduced(*value.__reduce_ex__(4))
+        yield from _reduced_steps(*value.__reduce_ex__(4))
 
 
-def _of_reduced(
+def _reduced_steps(
     made_of: Any, arguments: Any, state: Any = None, items: Any = None, pairs: Any = None, *_: Any
 ) -> Iterator[Step]:
     for each in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of __dict__, and of __slots__
@@ -242,7 +242,7 @@ def _globals_of(code: types.CodeType) -> list[str]:
     return [*names]
 
 
-def _shown(how: str, part: Any) -> str:
+def _text_of(how: str, part: Any) -> str:
     name = part.__qualname__ if isinstance(part, (type, types.FunctionType)) else ""
     return f"{how} ({name})" if name and name.rpartition(".")[2] not in how else how
 

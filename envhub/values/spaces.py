@@ -71,7 +71,7 @@ def describe(space: Any, pickled: bool = False, exact: bool = False) -> Descript
         if exact or not is_like_space(space):
             raise UnsupportedSpace(_refusal(space))
         if not name:
-            return describe(_by_samples(space) if isinstance(space, gym_spaces.Space) else _by_fields(space))
+            return describe(_copy_by_samples(space) if isinstance(space, gym_spaces.Space) else _copy_by_fields(space))
     description = {"space": name, **_DESCRIBE[name](space, lambda sub: describe(sub, pickled, exact))}
     random = getattr(space, "_np_random", None)
     if isinstance(random, np.random.Generator):  # the space was seeded or sampled; the copy continues its sequence
@@ -89,7 +89,7 @@ def _nearest_kind(space: Any) -> str:
     return next((each.__name__ for each in bases if each.__name__ in _DESCRIBE), "")
 
 
-def _by_fields(space: Any) -> Any:
+def _copy_by_fields(space: Any) -> Any:
     """The space of Gymnasium with the object's fields, such as Crafter's named tuples, or with its samples."""
     if hasattr(space, "low") and hasattr(space, "high"):
         bounds = (np.broadcast_to(bound, space.shape).astype(space.dtype) for bound in (space.low, space.high))
@@ -103,10 +103,10 @@ def _by_fields(space: Any) -> Any:
         return gym_spaces.Dict([(key, native(part)) for key, part in inside.items()])
     if inside is not None:
         return gym_spaces.Tuple([native(part) for part in inside])
-    return _by_samples(space)
+    return _copy_by_samples(space)
 
 
-def _by_samples(space: Any) -> Any:
+def _copy_by_samples(space: Any) -> Any:
     try:
         copied = copy.deepcopy(space)  # so that the random state of the space itself does not change
         copied.seed(0)  # equal spaces need equal descriptions
@@ -404,7 +404,7 @@ def _equal(space: Any, wanted: Any) -> bool:
         return False
 
 
-def misfit(space: Any, value: Any, name: str) -> str:
+def space_mismatch(space: Any, value: Any, name: str) -> str:
     """The first part that does not fit, named as Python does, such as ``observation['camera'][0]``; or empty."""
     if isinstance(space, gym_spaces.Dict):
         if not isinstance(value, Mapping):
@@ -412,7 +412,7 @@ def misfit(space: Any, value: Any, name: str) -> str:
         for key, sub in space.spaces.items():
             if key not in value:
                 return f"{name} has no {key!r}, which its space has"
-            if why := misfit(sub, value[key], f"{name}[{key!r}]"):
+            if why := space_mismatch(sub, value[key], f"{name}[{key!r}]"):
                 return why
         return ""
     if isinstance(space, gym_spaces.Tuple):
@@ -421,7 +421,7 @@ def misfit(space: Any, value: Any, name: str) -> str:
         if len(value) != len(space.spaces):
             return f"{name} has {len(value)} parts, and its space {len(space.spaces)}"
         parts = enumerate(zip(space.spaces, value))
-        return next((why for at, (sub, part) in parts if (why := misfit(sub, part, f"{name}[{at}]"))), "")
+        return next((why for at, (sub, part) in parts if (why := space_mismatch(sub, part, f"{name}[{at}]"))), "")
     if space.shape is None or space.dtype is None or space.dtype.kind not in "biufc":
         return ""  # any object may be an element
     try:

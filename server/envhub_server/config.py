@@ -10,7 +10,7 @@ import resource
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from envhub.arena.spin import configured_spin_us
+from envhub.errors import AddressError, hide_secrets_in
 from envhub.files import read_regular_file
 from envhub.options import (
     CPUS_MAX,
-    RETIRED,
     HubOptions,
     OptionError,
     check_distinct,
@@ -30,7 +30,9 @@ from envhub.options import (
     options_from,
 )
 from envhub.protocol.messages import Hosting, Recycle
-from envhub_server.catalog.registry import EnvSettings, Registry
+from envhub.secret import SHOWN
+from envhub.transport import address
+from envhub_server.catalog.registry import NO_SETTINGS, EnvSettings, Registry
 from envhub_server.processes.interpreter import INTERPRETERS_MAX
 from envhub_server.processes.worker_handle import counter
 
@@ -39,9 +41,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-CGROUP_1_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-CGROUP_1_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 LOADAVG = Path("/proc/loadavg")
@@ -83,14 +82,14 @@ class HubConfig(HubOptions):
         defaults = EnvSettings(python=self.python, rendering=self.rendering)
         return Registry(self.envs, self.allow_arguments, self.tables, defaults, self.vector)
 
-    def said(self) -> dict[str, Any]:
+    def to_builtins(self) -> dict[str, Any]:
         """Settings that differ from the defaults, by name, of types that JSON has; of tables their names."""
         usual = HubConfig()
         changed = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
         if self.tables:
             changed["tables"] = list(self.tables)
-        said: dict[str, Any] = msgspec.to_builtins(changed, enc_hook=str)
-        return said
+        given: dict[str, Any] = msgspec.to_builtins(changed, enc_hook=str)
+        return given
 
     @property
     def name_of_hub(self) -> str:
@@ -100,6 +99,61 @@ class HubConfig(HubOptions):
     def private(self) -> bool:
         """True if this hub belongs to one program, whose code its workers may run."""
         return self.program is not None
+
+
+# What is read once, when a hub starts, and what decides on the envs that it offers.
+AT_START = (
+    *("bind", "python", "worker_env", "keys", "insecure", "message_bytes_max", "replays", "log"),
+    *("web", "web_password_file", "web_proxy", "web_films"),
+)
+OFFERS = ("envs", "tables", "vector", "rendering", "allow_arguments")
+SECRET = re.compile("key|token|secret|pass|auth|cred", re.IGNORECASE)  # in the name of a variable
+
+
+def check_config(config: HubConfig) -> None:
+    """Refuse a configuration that offers every environment to other machines; raises ``AddressError``."""
+    for bind in config.bind:
+        parsed = address.parse_bind(bind)
+        if config.registry().offers_all and not parsed.is_ipc and not parsed.is_loopback:
+            raise AddressError(f"{bind} can be reached from other machines: name the environments to offer there")
+
+
+Changes = dict[str, list[Any]]  # by name of a setting, its values before and after, of types that JSON has
+
+
+def reloaded(current: HubConfig, read: HubConfig) -> tuple[HubConfig, Changes, Changes]:
+    """The configuration with which a hub goes on, what changes by it, and what a restart would change, too.
+
+    Raises ``ValueError`` if the configuration cannot be used.
+    """
+    config = replace(read, program=current.program, **{name: getattr(current, name) for name in AT_START})
+    check_config(config)
+    return config, _changes(current, config), _changes(config, replace(read, program=current.program))
+
+
+def _changes(before: HubConfig, after: HubConfig) -> Changes:
+    old, new = (
+        {**vars(each), **{f"envs.{key_text(n)}": t for n, t in each.tables.items()}} for each in (before, after)
+    )
+    changes = {}
+    for name in dict.fromkeys([*old, *new]):
+        values = old.get(name), new.get(name)
+        if values[0] != values[1] and name != "tables":
+            tables = [settings_of_table(each) if isinstance(each, EnvSettings) else each for each in values]
+            changes[name] = msgspec.json.decode(msgspec.json.encode(tables, enc_hook=str))
+    hidden: Changes = hide_secrets_in(changes)
+    return hidden
+
+
+def settings_of_table(settings: EnvSettings) -> dict[str, Any]:
+    """The settings that are not the default, of types that JSON has and without the values of secret variables."""
+    changed = {name: value for name, value in vars(settings).items() if value != getattr(NO_SETTINGS, name)}
+    values: dict[str, Any] = msgspec.to_builtins(changed, enc_hook=str)
+    if "variables" in values:
+        values["variables"] = {
+            name: SHOWN if SECRET.search(name) else text for name, text in values["variables"].items()
+        }
+    return values
 
 
 def usable_cpus(cpus_max: int | None = None) -> int:
@@ -116,10 +170,11 @@ def has_quota() -> bool:
 def _quota() -> tuple[int, int]:
     """The cgroup's microseconds of CPU time per period, of cgroup v2 or v1; not positive where there is no limit."""
     with contextlib.suppress(OSError, ValueError):
-        quota, period = CGROUP_QUOTA.read_text().split()
+        quota, period = (CGROUP / "cpu.max").read_text().split()
         return (0 if quota == "max" else int(quota)), int(period)
     with contextlib.suppress(OSError, ValueError):
-        return int(CGROUP_1_QUOTA.read_text()), int(CGROUP_1_PERIOD.read_text())
+        quota, period = ((CGROUP / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota), int(period)
     return 0, 1
 
 
@@ -153,31 +208,19 @@ def _left_in_cgroup(limit: str, used: str) -> list[int]:
         return []
 
 
-_DIGITS = re.compile(r"[0-9][0-9_]*")
-_KEY = re.compile(r"^[ \t]*([^\s=#\[][^=\n#]*?)[ \t]*=", re.MULTILINE)
 BARE_KEY = re.compile(r"[A-Za-z0-9_]+")  # with dashes TOML allows more, but most write quotes
 
 
-class TomlError(ValueError):
-    """A text is not valid TOML; the message is what follows the file's name."""
-
-
-def read_toml(text: str) -> dict[str, Any]:
-    """Raises ``TomlError``, which says the problem and its place."""
+def read_toml(path: Path, text: str) -> dict[str, Any]:
+    """Read the text of this file; raises ``OptionError``, which says the problem and its place."""
     try:
         table: dict[str, Any] = tomllib.loads(text)
         return table
-    except RecursionError as error:
-        raise TomlError("cannot be read: its values are nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         quotes = " (a name such as ALE/* is written in quotes)" if "table declaration" in str(error) else ""
-        raise TomlError(f"is no TOML: {error}{quotes}") from error
-    except ValueError as error:  # of ``int``, which knows no place
-        longest = max(_DIGITS.finditer(text), key=lambda table: len(table[0]))
-        keys = _KEY.findall(text[: longest.start()])
-        line = text.count("\n", 0, longest.start()) + 1
-        why = f"a number has {len(longest[0])} digits, more than Python reads"
-        raise TomlError(f"cannot be read: {keys[-1] if keys else 'a key'} (at line {line}): {why}") from error
+        raise OptionError(f"{path} is no TOML: {error}{quotes}") from error
+    except (RecursionError, ValueError) as error:  # of values that are nested too deeply, of a number of many digits
+        raise OptionError(f"{path} cannot be read: {error}") from error
 
 
 def key_text(name: str) -> str:
@@ -195,11 +238,9 @@ OPTIONS, KEYS_OF_ENVS = kinds_of(HubOptions), kinds_of(EnvSettings)
 def read_hub_file(path: Path) -> tuple[dict[str, Any], dict[str, EnvSettings]]:
     """A file's options, and each env's settings by the name under which it is offered; raises ``OptionError``."""
     try:
-        content = read_toml(read_regular_file(path, FILE_BYTES_MAX).decode())
+        content = read_toml(path, read_regular_file(path, FILE_BYTES_MAX).decode())
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
-    except TomlError as error:
-        raise OptionError(f"{path} {error}") from error
     except UnicodeDecodeError as error:
         raise OptionError(f"{path} is no TOML: {error}") from error
     envs = content.pop("envs", {})
@@ -214,18 +255,13 @@ def _settings(name: str, table: Mapping[str, Any], where: str, folder: Path) -> 
     options = options_from(table, EnvSettings, where, folder, key_text, _hint_of_env)
     try:
         settings = EnvSettings(**options)
-    except ValueError as error:  # values that do not go together
-        raise OptionError(f"{where}{error}") from error
-    try:
         Registry(tables={name: settings})
-    except ValueError as error:  # the table's name or its ``env`` offers nothing
+    except ValueError as error:  # values do not go together, or the table's name or its ``env`` offers nothing
         raise OptionError(f"{where}{error}") from error
     return settings
 
 
 def _hint_of_hub(name: str, value: Any) -> str:
-    if name in RETIRED:
-        return f"; {RETIRED[name]}."
     if get_close_matches(name, ["envs"], 1) and isinstance(value, dict):
         return ", did you mean 'envs'? An environment has a table such as [envs.NAME]."
     if isinstance(value, dict) and not get_close_matches(name, OPTIONS):
@@ -236,8 +272,6 @@ def _hint_of_hub(name: str, value: Any) -> str:
 
 
 def _hint_of_env(name: str, value: Any) -> str:
-    if name in RETIRED:
-        return f"; {RETIRED[name]}."
     if isinstance(value, dict) and not get_close_matches(name, KEYS_OF_ENVS):
         return "; a name with a dot is written in quotes."
     if name in OPTIONS:

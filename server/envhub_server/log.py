@@ -1,4 +1,4 @@
-"""The hub's log: one structured line per change of a session or worker, on stderr, which never makes the hub wait."""
+"""The hub's log: a structured line for each change of a session or worker, which never makes the hub wait."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import math
 import os
 import select
 import socket
+import stat
 import time
 import traceback
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from envhub.errors import shortened, without_secrets
+from envhub.errors import hide_secrets_in, printable, shortened
 
 _NOT_THERE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE)
 
@@ -59,11 +61,59 @@ class NonblockingWriter:
             return 0
 
 
+class LogFile:
+    """A file of lines, with mode 0600 where it is made here; opened again once its path leads to another file.
+
+    So both ways of logrotate lose no line: ``create`` renames the file, and ``copytruncate`` empties it.
+    """
+
+    gone = False  # which a ``NonblockingWriter`` may be
+
+    def __init__(self, path: Path) -> None:
+        """Open it; raises ``OSError``."""
+        self._path = path
+        self.descriptor = self._opened()
+        self._is_torn = False  # whether the last line lacks its end, for which the disk had no room
+        self._instead = NonblockingWriter(2)
+
+    def _opened(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(self._path, flags, 0o600)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no regular file", str(self._path))
+        return descriptor
+
+    def _follow_rotation(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self.descriptor)):
+                return
+        opened, before = self._opened(), self.descriptor
+        self.descriptor, self._is_torn = opened, False
+        os.close(before)
+
+    def write(self, raw: bytes) -> int:
+        """Write lines; those that the file cannot take, as on a full disk, go to stderr as far as that takes them."""
+        with contextlib.suppress(OSError):  # the new file cannot be opened: go on with the old one
+            self._follow_rotation()
+        line = b"\n" + raw if self._is_torn else raw
+        try:
+            written = os.write(self.descriptor, line)
+        except OSError:
+            written = 0
+        if written < len(line):
+            self._is_torn = self._is_torn or written > 0
+            self._instead.write(raw)
+        else:
+            self._is_torn = False
+        return len(raw)
+
+
 class HubStream(io.TextIOBase):
     """Writes to a standard stream, and drops what cannot be written now. It neither ends nor stops a hub."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._writer = NonblockingWriter(descriptor)
+    def __init__(self, descriptor: int, writer: NonblockingWriter | LogFile | None = None) -> None:
+        self._writer = writer or NonblockingWriter(descriptor)
 
     def write(self, text: str) -> int:
         self._writer.write(text.encode("utf-8", "backslashreplace"))
@@ -127,13 +177,20 @@ def _is_admitted(event: str, line: Mapping[str, Any], once_per: Sequence[str] | 
 
 
 _level: int | None = None  # from which on lines are written; None where a program's own structlog writes them
+_file: LogFile | None = None  # in place of stderr
 
 
-def configure(level: int = logging.INFO) -> None:
-    """Log from this level on: for people on a terminal, else as JSON, one object a line."""
+def configure(level: str = "info", file: Path | None = None) -> None:
+    """Log from this level on: for people on a terminal, else as JSON, one object a line; raises ``OSError``."""
+    global _file
+    _file = None if file is None else LogFile(file)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
     global _level
-    _level = level
-    if level < logging.ERROR:
+    _level = number = getattr(logging, level.upper())
+    if number < logging.ERROR:
         _own_logger()
 
 
@@ -142,10 +199,10 @@ def _own_logger() -> Any:
     """A logger of structlog's. Importing that takes 0.1 s, and a hub that logs errors only seldom needs it."""
     import structlog
 
-    stderr: Any = HubStream(2)
+    stderr: Any = HubStream(2, _file)
     processors = structlog.processors
     json = [processors.format_exc_info, processors.JSONRenderer()]
-    rendering = [structlog.dev.ConsoleRenderer()] if os.isatty(2) else json
+    rendering = json if writes_json() else [lambda _, __, line: printable(line), _console_renderer()]
     return structlog.wrap_logger(
         structlog.WriteLogger(stderr),
         processors=[processors.add_log_level, processors.TimeStamper(fmt="iso", utc=True), *rendering],
@@ -153,14 +210,44 @@ def _own_logger() -> Any:
     )
 
 
+def _console_renderer() -> Any:
+    """A renderer whose colours are those of the commands: by NO_COLOR and TERM."""
+    from rich.console import Console
+    from structlog.dev import ConsoleRenderer, plain_traceback
+
+    terminal = Console(force_terminal=True)
+    if terminal.no_color or terminal.color_system is None:
+        return ConsoleRenderer(colors=False, exception_formatter=plain_traceback)
+    return ConsoleRenderer()
+
+
 def writes_json() -> bool:
-    return _level is not None and not os.isatty(2)
+    return _level is not None and (_file is not None or not os.isatty(2))
 
 
-def json_line(event: str, **fields: Any) -> bytes:
+def writer_to(descriptor: int, as_events: bool) -> NonblockingWriter | LogFile:
+    """The writer of what workers print to a standard stream of the hub; their events go where the log goes."""
+    return _file if as_events and _file is not None else NonblockingWriter(descriptor)
+
+
+_copy: Callable[[bytes], None] | None = None  # gets each line that is written, as JSON
+
+
+def copy_to(copy: Callable[[bytes], None] | None) -> None:
+    global _copy
+    _copy = copy
+
+
+def copied(line: bytes) -> bytes:
+    if _copy is not None:
+        _copy(line)
+    return line
+
+
+def json_line(event: str, level: str = "info", **fields: Any) -> bytes:
     from structlog.processors import JSONRenderer, TimeStamper
 
-    line = TimeStamper(fmt="iso", utc=True)(None, "", {**fields, "event": event, "level": "info"})
+    line = TimeStamper(fmt="iso", utc=True)(None, "", {**fields, "event": event, "level": level})
     rendered: Any = JSONRenderer()(None, "", line)
     return f"{rendered}\n".encode()
 
@@ -184,7 +271,7 @@ class Logger:
         given = {**self._fields, **fields}
         if _level is not None and not _is_admitted(event, given, once_per):
             return
-        line = {name: without_secrets(value) for name, value in given.items()}
+        line = {name: hide_secrets_in(value) for name, value in given.items()}
         line |= {name: shortened(text, FIELD_CHARS_MAX) for name, text in line.items() if isinstance(text, str)}
         try:
             if _level is not None:
@@ -197,6 +284,8 @@ class Logger:
             HubStream(2).write(f"{event} {line}\n{traceback.format_exc()}")
         else:
             getattr(logger, method)(event, **line)
+            if _copy is not None:
+                copied(json_line(event, "error" if method == "exception" else method, **line))
 
     debug = functools.partialmethod(_log, "debug", logging.DEBUG)
     info = functools.partialmethod(_log, "info", logging.INFO)

@@ -22,7 +22,7 @@ from envhub.arena.spin import RING
 
 STOPPED_S = 2.0  # later than planned by this much, the hub was stopped and not merely busy
 LAG_WINDOW_S = 60.0
-LAG_MIN_S = 0.0001  # the shortest lag that callers note
+LAG_MIN_S = 0.0001  # the shortest lag that callers add
 
 
 class Clock:
@@ -43,10 +43,10 @@ class Clock:
             self.stopped_s += late_s
             return late_s
         if late_s >= 0:
-            self.note(planned_s, late_s)
+            self.add_lag(planned_s, late_s)
         return 0.0
 
-    def note(self, at_s: float, lag_s: float) -> None:
+    def add_lag(self, at_s: float, lag_s: float) -> None:
         while self._lags and self._lags[-1][1] <= lag_s:
             self._lags.pop()
         self._lags.append((at_s, lag_s))
@@ -58,7 +58,7 @@ class Clock:
         return self._lags[0][1] if self._lags else 0.0
 
 
-WAKE_S = 1.0  # from one look at the clock to the next while something is due later; less than ``clock.STOPPED_S``
+WAKE_S = 1.0  # from one look at the clock to the next while something is overdue later; less than ``clock.STOPPED_S``
 
 Act = Callable[[], None]
 
@@ -88,13 +88,13 @@ class Schedule:
             heapq.heappush(self._heap, (at_s, next(self._order), act))
         self.plan()
 
-    def call_due(self, now_s: float) -> None:
+    def call_expired(self, now_s: float) -> None:
         """Call each function whose time has come, in order of time; its time is removed before."""
-        due = []
+        overdue = []
         while self.next_s <= now_s:
-            due.append(heapq.heappop(self._heap)[2])
-            del self._at_s[due[-1]]
-        for act in due:
+            overdue.append(heapq.heappop(self._heap)[2])
+            del self._at_s[overdue[-1]]
+        for act in overdue:
             act()
 
     def plan(self) -> None:
@@ -126,7 +126,7 @@ class Poller:
         sources = self._sources
         wanted = [*map(sources.get, map(_DESCRIPTOR, ready))]
         for (descriptor, _), source in zip(ready, wanted, strict=True):
-            # An earlier source of this turn may have closed it, and another may have its number by now.
+            # An earlier source of this iteration may have closed it, and another may have its number.
             if source is not None and sources.get(descriptor) is source:
                 source.on_ready(descriptor)
 
@@ -153,8 +153,9 @@ class Poller:
         self._epoll.close()
 
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-ASKING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)  # which would end a process that does not handle them
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+# They would end a process that does not handle them.
+ASKING = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
 class Signals:

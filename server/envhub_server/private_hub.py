@@ -9,6 +9,7 @@ interpreter, for its workers.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import shutil
 import signal
@@ -16,15 +17,11 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envhub.process import prepare_hub_process
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.process_marks import PR_SET_PDEATHSIG, leave_terminal
-from envhub_server.processes.interpreter import OWN, ZygoteProcess, environment_of
-
-if TYPE_CHECKING:
-    from envhub_server.hub.hub import Hub
+from envhub_server.processes.interpreter import ONE_THREAD, OWN, ZygoteProcess, environment_of
 
 
 def main(program: int, line_end: int, folder: str, flags: Sequence[str]) -> None:
@@ -40,17 +37,23 @@ def main(program: int, line_end: int, folder: str, flags: Sequence[str]) -> None
 
 
 def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> None:
-    import logging
+    # The hub computes nothing: threads of NumPy's libraries would take a third of the time of its import.
+    absent = ONE_THREAD.keys() - os.environ.keys()
+    os.environ.update(dict.fromkeys(absent, "1"))
+    importlib.import_module("numpy")
+    for name in absent:
+        del os.environ[name]
 
     from envhub.protocol.validation import SECONDS_MAX
     from envhub.transport.address import side_path
     from envhub_server import log
     from envhub_server.config import HubConfig
+    from envhub_server.hub.hub import Hub
     from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.replay import default_path
     from envhub_server.serve import run_hub
 
-    log.configure(logging.ERROR)  # the terminal is the program's: write only errors
+    log.configure("error")  # the terminal is the program's: write only errors
 
     # The path of a socket is limited; the path of the folder is not.
     path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/hub.sock"
@@ -81,6 +84,6 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
         replays=default_path(os.environ),
     )
     try:
-        run_hub(config, ready, zygote)
+        run_hub(Hub(config, zygote), ready)
     except DescriptorsShort as error:
         sys.exit(f"envhub: the private hub cannot start: {error}")

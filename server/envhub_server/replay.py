@@ -91,8 +91,8 @@ def announced(path: Path) -> str:
     variables = [f"{name}={value}" for name, value in (*key.variables, *build.variables.items())]
     text += f", variables {' '.join(variables)}" if variables else ""
     text += f", libraries from {os.pathsep.join(key.ld_library_path)}" if key.ld_library_path else ""
-    shown: str = printable(text)
-    return shown
+    visible: str = printable(text)
+    return visible
 
 
 def run(path: Path, use_pdb: bool = False) -> Comparison:
@@ -182,14 +182,14 @@ FILES_MAX = 1000
 NAME_CHARS_MAX = 60  # of an env, in the name of a file
 
 _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
-_NAMED = re.compile(rf".+-[0-9a-f]{{16}}-(?:env|worker)[0-9]+--?[0-9]+{re.escape(SUFFIX)}(?:\.part)?")
+_NAMED = re.compile(rf".+-[0-9a-f]{{16}}-(?:env|worker)[0-9]+(?:--?[0-9]+){{1,2}}{re.escape(SUFFIX)}(?:\.part)?")
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
     """The folder of this user's hubs: ``ENVHUB_REPLAYS``, else one in the user's state folder; None for "off"."""
-    said = environ.get(ENVIRONMENT_VARIABLE, "")
+    setting = environ.get(ENVIRONMENT_VARIABLE, "")
     state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or "/nonexistent") / ".local" / "state"
-    return None if said == "off" else Path(said or Path(state) / "envhub" / "replays")
+    return None if setting == "off" else Path(setting or Path(state) / "envhub" / "replays")
 
 
 def name_beginning(env: str, drawn: str) -> str:
@@ -203,6 +203,10 @@ def files_in(folder: Path, suffix: str = SUFFIX) -> list[tuple[Path, os.stat_res
             if stat.S_ISREG((status := path.lstat()).st_mode):  # a pipe is not to be read, nor a folder to be removed
                 files.append((path, status))
     return sorted(files, key=lambda each: each[1].st_mtime_ns, reverse=True)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(status.st_size for _, status in files_in(folder, f"{SUFFIX}*"))
 
 
 def keep(folder: Path, name: str, blob: bytes, bytes_max: int) -> None:

@@ -6,28 +6,26 @@ Figures are printed; none fails a test, for the machine and its noise are nobody
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from envhub_client.tools import bench
 from envhub_client.tools.bench import ServedHub, served_hub
 from side_by_side.workloads import entry
-from turns import TURNS
+from turns import tell_ratios
 
 import envhub
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
-COUNTS = (1, 2, 4, 8, 16, 32)
 ENVS_EACH = 8
-STEPS = 40
+STEPPED_S = 0.3
 TRAINERS = (1, 4, 16)
 TRAINED_S = 3.0
 CARTPOLE = "CartPole-v1"
@@ -52,51 +50,20 @@ def made(
         yield envs
 
 
-def stepped(envs: envhub.HubVectorEnv, steps: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of this clock that a step takes."""
-    actions = np.zeros(envs.num_envs, np.int64)
-    began_s = clock()
-    for _ in range(steps):
-        envs.step(actions)
-    return (clock() - began_s) / steps
-
-
-def in_turns(ways: Mapping[str, Callable[[], float]], turns: int = TURNS) -> dict[str, list[float]]:
-    """What each way measures, once in each turn; the first turn does not count."""
-    measured: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(turns + 1):
-        for way, measure in ways.items():
-            value = measure()
-            if turn:
-                measured[way].append(value)
-    return measured
-
-
-def tell(title: str, measured: Mapping[str, Sequence[float]], unit: str, scale: float) -> None:
-    """Print the median of each way, its least and most, and the median ratio to the first way of the same turn."""
-    print(f"\n{title}")
-    first = next(iter(measured.values()))
-    for way, values in measured.items():
-        ratio = statistics.median(one / other for one, other in zip(values, first, strict=True))
-        low, middle, high = (scale * each for each in (min(values), statistics.median(values), max(values)))
-        print(f"  {way:32} {middle:9.2f} {unit} ({low:.2f} to {high:.2f}), {ratio:.2f} of the first")
+def steps_per_second(envs: envhub.HubVectorEnv) -> float:
+    return 1 / bench.times(envs.step, [np.zeros(envs.num_envs, np.int64)], STEPPED_S).mean()
 
 
 def test_cpu_of_the_client_for_each_further_hub() -> None:
-    with hubs(max(COUNTS), CARTPOLE) as served, ExitStack() as stack:
-        all_envs = {
-            count: stack.enter_context(
-                made(CARTPOLE, ENVS_EACH * count, [hub.tcp for hub in served[:count]], lane="wire")
-            )
-            for count in COUNTS
-        }
-        ways = {f"{count} hubs": partial(stepped, envs, STEPS, time.process_time) for count, envs in all_envs.items()}
-        measured = in_turns(ways)
-        tell(f"CPU of the client for a step of {ENVS_EACH} CartPoles on each hub", measured, "us", 1e6)
-        medians = {count: statistics.median(measured[f"{count} hubs"]) for count in COUNTS}
-        for fewer, more in pairwise(COUNTS):
-            each_s = (medians[more] - medians[fewer]) / (more - fewer)
-            print(f"  for each hub from {fewer} to {more}: {1e6 * each_s:.0f} us")
+    taken_us = {}
+    with hubs(4, CARTPOLE) as served:
+        for count in (1, 4):
+            addresses = [hub.tcp for hub in served[:count]]
+            with made(CARTPOLE, ENVS_EACH * count, addresses, lane="wire") as envs:
+                before_s = time.process_time()
+                steps = len(bench.times(envs.step, [np.zeros(envs.num_envs, np.int64)], TRAINED_S))
+                taken_us[count] = 1e6 * (time.process_time() - before_s) / steps
+    print(f"\n{(taken_us[4] - taken_us[1]) / 3:.0f} us of the client's CPU in each step for each further hub")
 
 
 @pytest.mark.parametrize("env", [CARTPOLE, "images"])
@@ -109,8 +76,9 @@ def test_steps_over_several_hubs_next_to_one(env: str, lane: str) -> None:
         all_envs = {"one hub": stack.enter_context(closing(one))}
         for count, workers in ((1, 2), (2, 1), (4, 1)):
             all_envs[f"{count} in a list"] = stack.enter_context(made(env, 64, addresses[:count], workers, lane=lane))
-        ways = {name: partial(stepped, envs, STEPS) for name, envs in all_envs.items()}
-        tell(f"a step of 64 {env}, lane {lane}", in_turns(ways), "ms", 1e3)
+        rates = {name: partial(steps_per_second, envs) for name, envs in all_envs.items()}
+        targets = dict.fromkeys([*rates][1:], 1.0)
+        tell_ratios(f"a step of 64 {env}, lane {lane}", rates, "one hub", targets)
 
 
 def train(address: str, begin: Any, counts: Any) -> None:

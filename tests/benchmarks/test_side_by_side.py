@@ -10,8 +10,9 @@ import pytest
 from envhub_client.tools import bench
 from rich.console import Console
 from side_by_side import __main__ as command
+from side_by_side import shapes
 
-WAYS = [bench.ASYNC, bench.SYNC, bench.PRIVATE, bench.IPC, bench.TCP, "pyzmq echo", "pyzmq one-way"]
+WAYS = [bench.ASYNC, bench.SYNC, bench.PRIVATE, bench.IPC, bench.TCP, "pyzmq echo"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +34,19 @@ def test_table_has_every_way_for_every_number_of_envs(monkeypatch: pytest.Monkey
     ways = [line.strip().split("  ")[0] for line in text.splitlines()]
     assert [way for way in ways if way in WAYS] == 2 * WAYS
     assert "…" not in text and "gymnasium 1" in text
+
+
+def test_table_of_shapes_names_every_row_once() -> None:
+    names = [(row.name, row.num_envs) for row in shapes.rows()]
+    assert len(names) == len(set(names)) >= 60
+
+
+@pytest.mark.long
+def test_table_of_shapes_has_a_ratio_for_every_lane(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes.main(["call, a float 1", "Text 4", "--turns", "1", "--seconds", "0.01"])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "(" in line and "|" in line]
+    assert [cells[0].strip() for cells in rows] == ["call, a float", "Text"]
+    assert all(re.fullmatch(r" [\d.]+ \([\d.]+-[\d.]+\) ", cell) for cells in rows for cell in cells[3:])
 
 
 @pytest.mark.parametrize("rival", command.MODULES)

@@ -57,11 +57,15 @@ class _Link:
 
 
 class ChaosProxy:
-    """Forwards every connection to one target.
+    """Forwards every connection to one target, as ``ssh -L`` and docker-proxy do, which accept also while it is away.
 
     Attributes:
         address: to connect to instead of the target.
         cuts: how often connections were ended.
+        away: whether connections are accepted and ended at once, as where nobody listens at the target.
+        says: what is said on such a connection.
+        broken: how many of them there were.
+        connected: whether a connection was forwarded since ``lose_target``.
     """
 
     def __init__(self, target: str, seed: int = 0) -> None:
@@ -70,7 +74,9 @@ class ChaosProxy:
         self._chance = random.Random(seed)
         self._weather = FAIR
         self._links: set[_Link] = set()
-        self.cuts = 0
+        self.cuts = self.broken = 0
+        self.away = self.connected = False
+        self.says = b""
         self._loop = asyncio.new_event_loop()
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -90,6 +96,19 @@ class ChaosProxy:
     def cut(self) -> None:
         """End every connection with a reset; new ones are taken."""
         self._to_each(_Link.reset)
+
+    def lose_target(self) -> None:
+        """End every connection; the target is away from now on."""
+        self.away, self.connected = True, False
+        self.cut()
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Within the block it listens no more, and its address refuses connections."""
+        self._call(self._server.close)
+        yield
+        again = socket.create_server(("127.0.0.1", int(self.address.rpartition(":")[2])))
+        asyncio.run_coroutine_threadsafe(self._listen(again), self._loop).result()
 
     def half_close(self) -> None:
         """Tell both ends of every connection that the other sends no more."""
@@ -132,10 +151,13 @@ class ChaosProxy:
 
     async def _serve(self, listener: socket.socket) -> None:
         self._stopped = asyncio.Event()
-        server = await asyncio.start_server(self._join, sock=listener)
+        await self._listen(listener)
         await self._stopped.wait()
-        server.close()
+        self._server.close()
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)  # type: ignore[arg-type]
+
+    async def _listen(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._join, sock=listener)
 
     def _stop(self) -> None:
         self._weather = FAIR
@@ -147,10 +169,15 @@ class ChaosProxy:
         while self._weather.held:
             await asyncio.sleep(POLL_S)
         try:
+            if self.away:
+                raise OSError("the target is away")
             hub_reader, hub_writer = await asyncio.open_connection(*self._target)
         except OSError:
-            writer.close()  # nobody listens there just now
+            writer.write(self.says)
+            writer.close()
+            self.broken += 1
             return
+        self.connected = True
         link = _Link(writer, hub_writer)
         self._links.add(link)
         if self._stopped.is_set():

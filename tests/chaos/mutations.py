@@ -48,7 +48,8 @@ HUB_REQUESTS = [
     request(Op.LIST, messages.Question()),
     request(Op.STATS, messages.Question()),
     request(Op.HEALTH, messages.Question()),
-    request(Op.SESSIONS, messages.Question()),
+    request(Op.STATUS, messages.Status("ended", "00010203")),
+    request(Op.OPERATE, messages.Operate("end", b"\1", "00010203", 0, "no", 1.5)),
 ]
 MAKE = request(
     Op.MAKE, messages.Make(ROWS, "chain", kwargs=codec.encode({"elements": 60}), num_workers=1, compression="lz4")

@@ -1,7 +1,7 @@
 """Random programs on a private hub or over one to four hubs, of which the model must allow each result.
 
 ``python -m chaos.programs --row-steps 1000000``, in ``tests``. ``--one`` runs only the program of the seed that a
-report names.
+report names. ``--verbs 20`` has resets, calls, attributes and frames as often as steps, ``--hubs 1`` one hub only.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Report:
     """What was counted."""
 
     def __init__(self) -> None:
-        self.row_steps = self.programs = self.hung = 0
+        self.row_steps = self.row_calls = self.programs = self.hung = 0
         self.wrong: list[str] = []
         self.late: list[str] = []
         self.lanes, self.verbs, self.ends = Counter[str](), Counter[str](), Counter[str]()
@@ -75,7 +75,8 @@ class Report:
     @property
     def text(self) -> str:
         counts = f"{len(self.wrong)} wrong, {self.hung} hung, {len(self.late)} late"
-        lines = [f"{self.row_steps:,} row-steps, {self.programs} programs, {counts}"]
+        rows = f"{self.row_steps:,} row-steps, {self.row_calls:,} of other requests"
+        lines = [f"{rows}, {self.programs} programs, {counts}"]
         lines += [f"{name}: {dict(sorted(getattr(self, name).items()))}" for name in ("lanes", "verbs", "ends")]
         return "\n".join(lines)
 
@@ -127,10 +128,12 @@ class Fleet:
 class Program:
     """One vector env, and what is done with it."""
 
-    def __init__(self, seed: int, fleet: Fleet, report: Report, rows_max: int) -> None:
+    def __init__(
+        self, seed: int, fleet: Fleet, report: Report, rows_max: int, hubs: int | None = None, verbs: float = 1
+    ) -> None:
         self.seed, self.fleet, self.report, self.chance = seed, fleet, report, random.Random(seed)
-        chance = self.chance
-        hubs = chance.choice((0, 1, 1, 2, 3, 4))
+        self.verbs, chance = verbs, self.chance
+        hubs = chance.choice((0, 1, 1, 2, 3, 4)) if hubs is None else hubs
         self.count = chance.randint(max(1, hubs), chance.choice([each for each in ROWS if each <= rows_max]))
         self.mode, self.kind, self.by_env = chance.choice(MODES), chance.choice(KINDS), chance.random() < 0.2
         policies = {key: chance.choice(("truncate", "raise")) for key in ("on_crash", "on_timeout", "on_exception")}
@@ -246,10 +249,11 @@ class Program:
         if self.mode == DISABLED and ended:
             self.reset(ended)
             return
-        verbs = {self.step: 60, self.send: 30, self.begin_reset: 1, self.call: 4, self.set_attr: 1, self.render: 1}
-        verbs |= {self.misuse: 1, self.probe: 1, self.move: 0.5 * (len(self.hubs) == 1 and not self.rows.lossy)}
-        verbs |= {self.reset: 3, self.signal_worker: 0.5 * self.faulty}
-        chance.choices([*verbs], [*verbs.values()])[0]()
+        verbs = {self.begin_reset: 1, self.call: 4, self.set_attr: 1, self.render: 1, self.probe: 1, self.reset: 3}
+        weights = {self.step: 60, self.send: 30, **{verb: self.verbs * each for verb, each in verbs.items()}}
+        weights |= {self.misuse: 1, self.move: 0.5 * (len(self.hubs) == 1 and not self.rows.lossy)}
+        weights |= {self.signal_worker: 0.5 * self.faulty}
+        chance.choices([*weights], [*weights.values()])[0]()
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -400,6 +404,7 @@ class Program:
         for row, seed in each.items():
             self.rows.seeds[row] |= set() if seed is None else {seed}
         self.trail.append(f"reset of {[*rows]}, seed {seeds}"[:200])
+        self.report.row_calls += len(rows)
         arguments = {"seed": seeds, "options": {"option": option} if option else None}
         return arguments, {row: (seed, option) for row, seed in each.items()}
 
@@ -506,6 +511,7 @@ class Program:
         if some:
             token, rows = (chance.choice((-1, -2)), self.some()[:1]) if chance.random() < 0.2 else (token, self.some())
         self.trail.append(f"call {token} of {rows}"[:100])
+        self.report.row_calls += len(rows)
         with self.lossy() as losses:
             try:
                 if some:
@@ -542,6 +548,7 @@ class Program:
         if one := chance.random() < 0.5:
             values = [chance.randint(1, 1000) for _ in rows]
         self.trail.append(f"set_attr {dict(zip(rows, values, strict=True))}"[:100])
+        self.report.row_calls += len(rows)
         for row, value in zip(rows, values, strict=True):
             self.rows.attrs[row] |= {value}
             self.rows.places[row] |= {at._replace(state=at.state._replace(attr=value)) for at in self.rows.places[row]}
@@ -553,6 +560,7 @@ class Program:
 
     def probe(self) -> None:
         """Look at the envs without a change."""
+        self.report.row_calls += self.count
         with self.lossy():
             self.rows.called(range(self.count), self.timed("get_attr", self.envs.get_attr, "head"))
             has = self.timed("has_attr", self.envs.has_attr, "attr") + self.timed("has_attr", self.envs.has_attr, "atr")
@@ -562,6 +570,7 @@ class Program:
     def render(self) -> None:
         rows = self.some()
         self.trail.append(f"render {rows}"[:100])
+        self.report.row_calls += len(rows)
         with self.lossy():
             for row, frame in zip(rows, self.timed("render", self.envs.render, rows), strict=True):
                 places = self.rows.possible(row)
@@ -606,7 +615,7 @@ class Program:
                 self.envs = self.timed("take over", client.attach, old.token, **options)
                 for row, each in outcomes.items():
                     self.rows.unseen(row, each)
-                with contextlib.suppress(envhub.SessionLost):  # the result may have come before
+                with contextlib.suppress(envhub.SessionLost, *OF_ENVS):  # the result may have come before
                     self.rows.batch(range(self.count), outcomes, old.step_wait(), self.by_env)
                 with contextlib.suppress(envhub.SessionLost):
                     if self.loss == "raise":  # else it goes on in a session of its own
@@ -617,7 +626,9 @@ class Program:
         self.loss, self.by_env = "raise", False  # which are options of ``make_vec``
 
 
-def run(folder: Path, seed: int, row_steps: int, requests: int = REQUESTS, rows_max: int = ROWS[-1]) -> Report:
+def run(
+    folder: Path, seed: int, row_steps: int, requests: int = REQUESTS, rows_max: int = ROWS[-1], **weights: Any
+) -> Report:
     """Programs, from this seed on, until there are so many row-steps."""
     report, said_s = Report(), time.monotonic()
     logging.getLogger("envhub").setLevel(logging.CRITICAL)
@@ -626,7 +637,7 @@ def run(folder: Path, seed: int, row_steps: int, requests: int = REQUESTS, rows_
         hubs = stack.enter_context(several_hubs(folder, HUBS, *offered, cwd=TESTS))
         fleet = Fleet(hubs, [stack.enter_context(proxy(hub.tcp, seed)) for hub in hubs.hubs])
         while report.row_steps < row_steps:
-            Program(seed + report.programs, fleet, report, rows_max).run(requests)
+            Program(seed + report.programs, fleet, report, rows_max, **weights).run(requests)
             if time.monotonic() > said_s + 30:
                 said_s = time.monotonic()
                 print(report.text.splitlines()[0], flush=True)
@@ -638,9 +649,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--row-steps", type=int, default=100_000)
     parser.add_argument("--one", action="store_true", help="only the program of this seed")
+    parser.add_argument("--hubs", type=int, help="of every program; 0 is a private hub")
+    parser.add_argument("--verbs", type=float, default=1, help="weight of all requests but steps")
     told = parser.parse_args()
+    weights = {"hubs": told.hubs, "verbs": told.verbs}
     with tempfile.TemporaryDirectory(prefix="envhub-model-") as folder:
-        report = run(Path(folder), told.seed, 1 if told.one else told.row_steps)
+        report = run(Path(folder), told.seed, 1 if told.one else told.row_steps, **weights)
     print(report.text)
     sys.exit(bool(report.wrong))
 

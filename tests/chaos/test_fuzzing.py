@@ -61,10 +61,7 @@ class Fuzzing:
     def attack(self, frames: int, seed: int) -> None:
         """Send so many frames, over both kinds of addresses; meanwhile attack by memory and by workers."""
         hub = self.hub
-        sending: list[Attack] = [
-            FrameAttack(seed, hub.tcp, frames // 2),
-            FrameAttack(seed + 1, hub.ipc, frames // 2),
-        ]
+        sending: list[Attack] = [FrameAttack(seed, hub.tcp, frames // 2), FrameAttack(seed + 1, hub.ipc, frames // 2)]
         attacks = [*sending, MemoryAttack(seed + 2, hub.ipc), WorkerAttack(seed + 3, hub.tcp)]
         for each in attacks:
             each.start()

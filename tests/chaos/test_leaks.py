@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,35 +100,24 @@ def settled(hub: ServedHub, folder: Path, wanted: tuple[int, ...] | None) -> Hol
     return Holdings.of(hub, folder)
 
 
-def check(hub: ServedHub, folder: Path, what: str, act: object, count: int) -> None:
-    act(hub, min(WARM_UP, count // 2))  # type: ignore[operator]
-    before = settled(hub, folder, None)
-    act(hub, count)  # type: ignore[operator]
-    after = settled(hub, folder, before.counted)
-    print(f"{count} {what}: before {before}, after {after}, rss {(after.rss - before.rss) / 2**20:+.1f} MiB")
+@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
+@pytest.mark.parametrize(
+    ("act", "count"),
+    [
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((make_and_close, 40), (kill_workers, 20))),
+        *(
+            pytest.param(each, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(7200)])
+            for each in (make_and_close, kill_workers)
+        ),
+    ],
+)
+def test_sessions_and_killed_workers_leave_nothing(
+    hub: ServedHub, tmp_path: Path, act: Callable[[ServedHub, int], None], count: int
+) -> None:
+    act(hub, min(WARM_UP, count // 2))
+    before = settled(hub, tmp_path, None)
+    act(hub, count)
+    after = settled(hub, tmp_path, before.counted)
+    print(f"{act.__name__}, {count}: before {before}, after {after}, rss {(after.rss - before.rss) / 2**20:+.1f} MiB")
     assert after.counted == before.counted
     assert after.rss - before.rss <= RSS_GROWTH_MAX
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
-def test_forty_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
-    check(hub, tmp_path, "sessions", make_and_close, 40)
-
-
-@pytest.mark.long
-def test_twenty_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
-    check(hub, tmp_path, "killed workers", kill_workers, 20)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(7200)
-@pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
-def test_thousand_sessions_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
-    check(hub, tmp_path, "sessions", make_and_close, 1000)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(7200)
-def test_thousand_killed_workers_leave_nothing(hub: ServedHub, tmp_path: Path) -> None:
-    check(hub, tmp_path, "killed workers", kill_workers, 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.checker import Batch, Checker
-from envhub_server.worker.stepper import Bells
 from hubs import ServedHub, serve, wait_until
 
 import envhub
@@ -104,13 +102,6 @@ def points(found: Counter[str]) -> list[tuple[str, int]]:
     return [(point, occurrence) for point, count in found.items() for occurrence in sorted({1, count})]
 
 
-def at_the_bell(point: str) -> bool:
-    """Whether the worker is about to ring: all its rows are done."""
-    lines, first = inspect.getsourcelines(Bells.ring)
-    file, _, line = point.partition(" ")[2].partition(":")
-    return file == "stepper" and int(line) in range(first, first + len(lines))
-
-
 def kill(hub: ServedHub, lane: str, workers: int, folder: Path, point: str, occurrence: int) -> bool:
     """Run the program with a worker killed there; whether one came there."""
     killed = folder / f"{point.replace(' ', '-')}-{occurrence}"
@@ -128,19 +119,12 @@ def kill(hub: ServedHub, lane: str, workers: int, folder: Path, point: str, occu
     return killed.exists()
 
 
-def sweep(hub: ServedHub, lane: str, workers: int, folder: Path, sampled: int | None = None) -> None:
+def sweep(hub: ServedHub, lane: str, workers: int, folder: Path) -> None:
     found = points(recorded(hub, lane, workers, folder))
-    chosen = found
-    if sampled is not None:
-        bells = [point for point in found if at_the_bell(point[0])]
-        assert bells
-        chosen = list(dict.fromkeys([*bells, *found[:: len(found) // sampled]]))
-    reached = sum(kill(hub, lane, workers, folder, *point) for point in chosen)
-    print(
-        f"{lane}, {workers} workers: {len(found)} points, {len(chosen)} tried, a worker was killed at {reached} of them"
-    )
+    reached = sum(kill(hub, lane, workers, folder, *point) for point in found)
+    print(f"{lane}, {workers} workers: {len(found)} points, a worker was killed at {reached} of them")
     # Who spins, or what comes in one message, differs from run to run.
-    assert reached > 0.8 * len(chosen)
+    assert reached > 0.8 * len(found)
     assert wait_until(lambda: not hub.workers(), 10)
 
 

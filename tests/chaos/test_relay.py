@@ -15,7 +15,7 @@ from conformance.kit.raw_peer import RawPeer
 from envhub_server.network.connections import RIGHTS
 from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, serve
-from new_keys import address_of, admitted
+from new_keys import address_of, admitted, keys_in
 
 import envhub
 from envhub.protocol import messages
@@ -36,9 +36,7 @@ BODIES = {
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyFolder:
-    folder = KeyFolder(tmp_path / "keys")
-    folder.make_secret()
-    return folder
+    return keys_in(tmp_path / "keys")
 
 
 @pytest.fixture
@@ -100,7 +98,7 @@ def refused(eve: RawPeer, right: str, token: bytes) -> set[str]:
     if right != "admin":  # who may see and take over all sessions, and use none of another's before that
         is_refused(Op.OBSERVE, messages.pack(messages.Observe(token)))
         is_refused(Op.ATTACH, messages.pack(messages.Attach(token)), secrets.token_bytes(16))
-        table = eve.ask(Op.SESSIONS, messages.pack(messages.Question()))
+        table = eve.ask(Op.STATUS, messages.pack(messages.Status()))
         assert not messages.unpack(messages.Table, table.body).rows
     if right == "observe":
         is_refused(Op.MAKE, messages.pack(messages.Make(1, "chain")), secrets.token_bytes(16))

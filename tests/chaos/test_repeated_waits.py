@@ -226,7 +226,8 @@ def lost(wait: Callable[[], Any]) -> bool:
 
 @SWEEP
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("scene", [*(pytest.param(each, marks=pytest.mark.long) for each in SCENES[:2]), SCENES[2]])
+@pytest.mark.long
+@pytest.mark.parametrize("scene", SCENES[:3])
 def test_end_of_the_session_in_recv_is_raised_until_the_caller_has_it(
     hubs: SeveralHubs, scene: str, stride: int
 ) -> None:

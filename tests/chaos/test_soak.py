@@ -28,17 +28,18 @@ def soak(steps: int, spin_us: int | None) -> None:
             assert rewards.tolist() == batches[number % 50].tolist()
 
 
+LONG, CHAOS = pytest.mark.long, (pytest.mark.chaos, pytest.mark.timeout(7200))
+
+
 @pytest.mark.parametrize(
-    "spin_us", [None, pytest.param(0, marks=pytest.mark.long), pytest.param(30, marks=pytest.mark.long)]
+    ("spin_us", "steps"),
+    [
+        (None, 2000),
+        *(pytest.param(spin_us, 2000, marks=LONG) for spin_us in (0, 30)),
+        *(pytest.param(*each, marks=CHAOS) for each in ((None, 10**7), (0, 10**6), (30, 10**6))),
+    ],
 )
-def test_no_step_of_thousands_stalls(spin_us: int | None) -> None:
-    soak(2000, spin_us)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("spin_us", "steps"), [(None, 10**7), (0, 10**6), (30, 10**6)])
-def test_no_step_of_ten_millions_stalls(spin_us: int | None, steps: int) -> None:
+def test_no_step_of_many_stalls(spin_us: int | None, steps: int) -> None:
     started_s = time.monotonic()
     soak(steps, spin_us)
     print(f"{steps} steps with spin_us={spin_us}, {steps / (time.monotonic() - started_s):,.0f} steps/s")

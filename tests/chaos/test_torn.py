@@ -55,14 +55,17 @@ def torture(seed: int, times: int, num_envs: int, lane: str) -> None:
         assert checker.tally.truncations["crash"] > num_envs * (times - 1) / 2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lane", ["auto", "wire"])
-def test_observation_is_whole_though_its_worker_died_writing_it(lane: str) -> None:
-    torture(1, 2, 1, lane)
+CHAOS = pytest.mark.chaos, pytest.mark.timeout(7200)
 
 
-@pytest.mark.chaos
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("lane", "times", "num_envs"), [("auto", 170, 3), ("wire", 100, 1)])
-def test_observation_is_whole_after_hundreds_of_deaths(lane: str, times: int, num_envs: int) -> None:
-    torture(2, times, num_envs, lane)
+@pytest.mark.parametrize(
+    ("seed", "times", "num_envs", "lane"),
+    [
+        *(pytest.param(1, 2, 1, lane, marks=pytest.mark.long) for lane in ("auto", "wire")),
+        *(pytest.param(*each, marks=CHAOS) for each in ((2, 170, 3, "auto"), (2, 100, 1, "wire"))),
+    ],
+)
+def test_observation_is_whole_though_its_worker_died_writing_it(
+    seed: int, times: int, num_envs: int, lane: str
+) -> None:
+    torture(seed, times, num_envs, lane)

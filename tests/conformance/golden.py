@@ -70,14 +70,14 @@ SAYS: dict[str, str] = {
     "time": "np.datetime64('2026-01-01', 'D')",
     "generator": "np.random.Generator(np.random.PCG64(7))",
     "NumPy text": "np.str_('ä')",
-    "stand-in": "Represented('<opaque>')",
+    "stand-in": "Repr('<opaque>')",
     "spec": "EnvSpec('Some-v0', 'module:Class', kwargs={'size': (2, 3)}, max_episode_steps=100)",
     "space": "Discrete(3)",
     "graph": "GraphInstance(np.zeros((1, 1), np.float32), None, None)",
 }
 NAMES = {
     "np": np,
-    "Represented": codec.Represented,
+    "Repr": codec.Repr,
     "EnvSpec": EnvSpec,
     "Discrete": gym_spaces.Discrete,
     "GraphInstance": gym_spaces.GraphInstance,
@@ -118,12 +118,17 @@ def exchanges() -> dict[str, list[bytes]]:
     welcome = messages.Welcome("0.1.0", "1", False, {**LIMITS, "sessions_max": 64})
     exchange("HELLO", Op.HELLO, messages.Hello("0.1.0"), welcome)
     exchange("LIST", Op.LIST, messages.Question(), messages.EnvNames(["CartPole-v1"]))
-    exchange("HEALTH", Op.HEALTH, messages.Question(), messages.Table([{"status": "ok"}]))
-    exchange("STATS", Op.STATS, messages.Question(), messages.Table([{"sessions": 1}]))
-    exchange("SESSIONS", Op.SESSIONS, messages.Question(), messages.Table([{"session": "00010203"}]))
+    end = messages.Operate("end", b"\1\2", "00010203", why="a demo")
+    for op, question, row in (
+        (Op.HEALTH, messages.Question(), {"status": "ok"}),
+        (Op.STATS, messages.Question(), {"sessions": 1}),
+        (Op.STATUS, messages.Status(), {"session": "00010203"}),
+        (Op.OPERATE, end, {"session": "00010203"}),
+    ):
+        exchange(op.name, op, question, messages.Table([row]))
     space, action = (codec.encode(spaces.describe(one)) for one in (SPACES, gym_spaces.Discrete(2)))
     make = messages.Make(2, "CartPole-v1", codec.encode({"gravity": 9.8}), num_workers=1, autoreset_mode="SameStep")
-    exchange("MAKE", Op.MAKE, make, messages.Made(2, 1, [space], action, codec.encode({}), "rgb_array", SPEC))
+    exchange("MAKE", Op.MAKE, make, messages.Made(2, 1, [space], action, codec.encode({}), "rgb_array", SPEC, window=4))
     reset = messages.Reset([1, None], [True, False], codec.encode({"level": 3}))
     exchange("RESET", Op.RESET, reset, messages.Done(), (), [bytes(8)])
     packed = actions.pack([np.array([0, 1]), [1, 0], ("a", "b")], [Leaf("<i8", ()), Leaf("<i8", ()), OBJECT], 2)
@@ -147,14 +152,13 @@ def exchanges() -> dict[str, list[bytes]]:
 
 
 def parts(hub: HubProtocol, client: ClientProtocol) -> dict[str, list[bytes]]:
-    """The frames of a SEND, of a RECEIVE, and of a SEND that ends the RECEIVE after the hub has answered it."""
+    """The frames of a SEND, of a RECEIVE, and of a SEND in its window, which has the results of both."""
     found: dict[str, list[bytes]] = {}
     rows = [np.array([1]).tobytes(), bytes(8), bytes(10)]
-    ends = messages.Send([0], b"\x04", ends_receive=True)
     for name, op, message, sent, answered in (
         ("SEND", Op.SEND, messages.Send([1], b"\x04"), [bytes(8)], ()),
         ("RECEIVE", Op.RECEIVE, messages.Receive(1), (), rows),
-        ("SEND that ends the RECEIVE", Op.SEND, ends, [bytes(8)], ()),
+        ("SEND in the window", Op.SEND, messages.Send([0], b"\x04", min_envs=1), [bytes(8)], rows),
     ):
         request = client.request(op, message, sent, 0.0)
         incoming = hub.receive(b"peer", 1, request)
@@ -163,8 +167,9 @@ def parts(hub: HubProtocol, client: ClientProtocol) -> dict[str, list[bytes]]:
         ((_, response),) = hub.outgoing
         hub.outgoing.clear()
         if op is Op.SEND:  # the client has not heard the reply to RECEIVE
-            assert client.receive(response, 0.0) is not None
+            assert client.receive(response, 0.0) is None and client.received.pop().frames == response[1:]
         found[f"{name} request"], found[f"{name} reply"] = request, response
+    client.receive(found["RECEIVE reply"], 0.0)  # else the next step would be held
     return found
 
 
@@ -289,10 +294,12 @@ def refusals() -> dict[str, tuple[list[bytes], str]]:
 def bad_values() -> dict[str, bytes]:
     """Bytes that are no values."""
 
-    def array(**entries: Any) -> bytes:
-        fields = {"nd": True, "type": "<f4", "kind": b"", "shape": [2], "data": bytes(8), **entries}
-        pairs = (msgpack.packb(name.encode()) + msgpack.packb(value) for name, value in fields.items())
-        return bytes([0x80 + len(fields)]) + b"".join(pairs)
+    def array(
+        dtype: Any = None, *shape: int, data: bytes = bytes(8), code: int = codec.ARRAY, kind: bytes = b""
+    ) -> bytes:
+        named = {} if dtype is None else {b"type": dtype}
+        packed = msgpack.packb({b"nd": True, **named, b"kind": kind, b"shape": shape})
+        return msgpack.packb(msgpack.ExtType(code, bytes([len(packed)]) + packed + data))
 
     return {
         "nothing": b"",
@@ -300,20 +307,19 @@ def bad_values() -> dict[str, bytes]:
         "bytes after the value": b"\x01\x02",
         "a list of more items than there are bytes": b"\xdd\x7f\xff\xff\xff",
         "a map with an integer key": b"\x81\x01\x02",
-        "an array of pointers": array(type="|O", kind=b"O"),
-        "an array of a structure": array(type=[["x", "<f4"]], kind=b"V"),
-        "an array with a negative dimension": array(shape=[-2]),
-        "an array with fewer bytes than items": array(shape=[3]),
-        "an array of text in the form of numbers": array(type="<U2"),
-        "an array without its shape": b"\x81\xc4\x02nd\xc3",
+        "an array of pointers": array("|O", 1, kind=b"O"),
+        "an array of a structure": array([["x", "<f4"]], 2, kind=b"V"),
+        "an array with a negative dimension": array("<f4", -2),
+        "an array with fewer bytes than items": array("<f4", 3),
+        "an array of empty texts": array("<U0", 1 << 40, data=b""),
+        "an array without its dtype": array(data=b""),
+        "a scalar with a dimension": array("<f4", 2, code=codec.SCALAR),
         "a pickle": msgpack.packb(msgpack.ExtType(codec.PICKLE, b"\x80\x04N.")),
         "an extension that is none": msgpack.packb(msgpack.ExtType(99, b"")),
         "a generator whose position is out of its state": msgpack.packb(
             msgpack.ExtType(codec.GENERATOR, codec.encode(["MT19937", {"state": {"key": [0] * 624, "pos": 625}}]))
         ),
-        "a code point that is none": msgpack.packb(
-            msgpack.ExtType(codec.ARRAY, codec.encode(["<U1", [1], b"\xff\xff\xff\x7f"]))
-        ),
+        "a code point that is none": array("<U1", 1, data=b"\xff\xff\xff\x7f"),
     }
 
 

@@ -37,6 +37,7 @@ from envhub_client.keywords import WrapperLike
 from envhub_client.record_options import RecordOptions
 from envhub_client.session.options import (
     Compression,
+    CrashPolicy,
     HubLossPolicy,
     InfoMode,
     InvalidPolicy,
@@ -93,10 +94,7 @@ def written() -> str:
         *kind("OptionKeywords", "The fields of ``FaultOptions`` and ``HostingOptions``.", "TypedDict", options),
         *kind("EnvKeywords", "Besides, what ``gymnasium.make`` takes for every env.", "OptionKeywords", OF_ENVS),
         *kind(
-            "SessionKeywords",
-            "Keywords of every function that makes envs.",
-            "EnvKeywords",
-            of_make_vec(OF_A_SESSION),
+            "SessionKeywords", "Keywords of every function that makes envs.", "EnvKeywords", of_make_vec(OF_A_SESSION)
         ),
         *kind("ClientKeywords", "Keywords of ``Client.make_vec``.", "SessionKeywords", of_make_vec(OF_CLIENTS)),
         *kind("MakeKeywords", "Keywords of the frameworks' functions.", "SessionKeywords", of_make_vec(OF_FRAMEWORKS)),

@@ -23,10 +23,7 @@ from envhub.options import HubOptions, kinds_of
 from envhub.options import described as described_with_default
 
 ROOT = Path(__file__).parents[2]
-PAGES = (
-    *(ROOT / f"client/docs/{name}.md" for name in ("api", "failures", "options")),
-    ROOT / "server/docs/options.md",
-)
+PAGES = (*(ROOT / f"client/docs/{name}.md" for name in ("api", "failures", "options")), ROOT / "server/docs/options.md")
 REFERENCE = re.compile(r"(<!-- (\w+), written by tests/conformance/references\.py -->\n)(.*?)(<!-- end -->)", re.S)
 INTERNAL = ("close_extras", "drop_pending", "refuse_reward_axes")  # methods for EnvHub's own modules
 
@@ -36,11 +33,12 @@ def updated(page: str) -> str:
     return REFERENCE.sub(lambda found: f"{found[1]}\n{REFERENCES[found[2]]()}\n{found[4]}", page)
 
 
-def reference(head: str, cells: Mapping[str, str], texts: Mapping[str, str]) -> str:
-    """A table with each text."""
-    lines = [f"| {head} | |", f"|---|{'---|' * head.count('|')}---|"]
-    for name, cell in cells.items():
-        lines.append(f"| `{name}` {cell}| {sentence(re.sub('`+', '`', texts[name])).rstrip('.')} |")
+def reference(texts: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+    """A list with each text."""
+    lines = [
+        f"- `{name}`{defaults.get(name, '')}: {sentence(re.sub('`+', '`', text)).rstrip('.')}."
+        for name, text in texts.items()
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -51,21 +49,20 @@ def sentence(text: str) -> str:
 
 def value(default: Any) -> str:
     """A default as a program writes it."""
-    return f"`{default.value!r}`" if hasattr(default, "value") else f"`{default!r}`"
+    return f" (`{default.value if hasattr(default, 'value') else default!r}`)"
 
 
 def of_client(options: Any) -> str:
     """The fields of a dataclass of the client's."""
-    fields = {each.name: f"| {value(each.default)} " for each in dataclasses.fields(options)}
-    return reference("keyword | default", fields, described(options))
+    return reference(described(options), {each.name: value(each.default) for each in dataclasses.fields(options)})
 
 
 def of_make_vec() -> str:
     """The keywords of ``make_vec`` itself."""
     parameters = inspect.signature(make_vec).parameters
     names = ("hub", "split", "autoreset_mode", "info_mode", "env_kwargs", *OF_A_SESSION)
-    cells = {name: f"| {value(parameters[name].default)} " for name in names}
-    return reference("keyword | default", cells, described(make_vec))
+    texts = described(make_vec)
+    return reference({name: texts[name] for name in names}, {name: value(parameters[name].default) for name in names})
 
 
 def of_hub() -> str:
@@ -80,8 +77,7 @@ def of_envs() -> str:
 
 def of_table(table: Any) -> str:
     """The keys of a table of a hub's file, with their help."""
-    texts = {name: described_with_default(table, name) for name in kinds_of(table)}
-    return reference("key", dict.fromkeys(texts, ""), texts)
+    return reference({name: described_with_default(table, name) for name in kinds_of(table)}, {})
 
 
 def of_functions() -> str:

@@ -131,8 +131,9 @@ def test_env_that_closes_the_usual_descriptors_goes_on(unruly: ServedHub, lane: 
 def test_worker_whose_channel_was_closed_is_reported_as_such(unruly: ServedHub) -> None:
     with made(unruly, "tcp") as envs:
         wait_reset(envs)
-        with pytest.raises(envhub.WorkerDied, match="exited with status 1"):
-            envs.call("act", "close_all")
+        envs.call_some([0], "act", "close_all")
+        failures = wait_step(envs)[4]["env_failure"]
+        assert "exited with status 1" in failures[0]["message"]
     assert "Bad file descriptor" in unruly.log
 
 
@@ -210,11 +211,11 @@ def test_answer_to_another_request_is_dropped_and_logged(unruly: ServedHub, lane
     before = len(unruly.log)
     with made(unruly, lane, 1, 1) as envs:
         wait_reset(envs, reset="fail_another_step")
-        for act in ("answer_another_call", "fail_another_call"):
-            assert envs.call("act", act, "right") == ("right",)
-            assert envs.call("echo", "next") == ("next",)
+        assert envs.call("act", "fail_another_step", "right") == ("right",)
+        assert envs.call("echo", "next") == ("next",)
         wait_reset(envs, step="fail_another_step")
         assert wait_step(envs)[0][:, 0].tolist() == [1]
         assert envs.call("echo", "last") == ("last",)
-        for kind in ("CallResults", "CallFailed", "RowFailed", "RowInfo"):
-            assert f'"message": "{kind}"' in unruly.log[before:] and '"stale_answer_dropped"' in unruly.log[before:]
+        for kind in ("RowFailed", "RowInfo"):  # a client that drives has its results before the hub reads this
+            assert wait_until(lambda kind=kind: f'"message": "{kind}"' in unruly.log[before:])
+        assert '"stale_answer_dropped"' in unruly.log[before:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -15,15 +16,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import sims
-from hubs import ServedHub, serve, signalled_in_a_wait, wait_until, worker_pids
+from hubs import ServedHub, lives, serve, signalled_in_a_wait, stopped, wait_until, worker_pids
 
 import envhub
 
 OFFER = "slow_close=sims:slow_close"
-PLACES = ["private", "several", *(pytest.param(place, marks=pytest.mark.long) for place in ("wire", "tcp", "ipc"))]
+PLACES = ["private", *(pytest.param(place, marks=pytest.mark.long) for place in ("several", "wire", "tcp", "ipc"))]
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +106,17 @@ def test_timeout_of_close_counts_for_envs_that_close(
     assert envs.closed and cut(caplog, "the program waited no longer") == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("method", ["step", pytest.param("step_wait", marks=pytest.mark.long)])
 @pytest.mark.parametrize("place", ["private", *PLACES[2:]], indirect=True)
 def test_env_that_hangs_in_a_step_is_not_waited_for(
-    place: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: dict[str, Any], method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     envs = made([0.0] * 3, tmp_path, **place)
+    if method == "step_wait":
+        envs.step_async([0, 8, 0])
     with pytest.raises(KeyboardInterrupt), signalled_in_a_wait(signal.SIGINT):
-        envs.step([0, 8, 0])
-    envs.close()
+        getattr(envs, method)(*[[0, 8, 0]] * (method == "step"))
+    envs.close()  # and not after ``step_timeout``, 300 s
     assert cut(caplog, "an env was still at its step, reset or call after 1 s") == [1] and whole(tmp_path) == [0, 2]
 
 
@@ -192,3 +197,60 @@ def test_env_that_closes_for_long_holds_up_no_other_session(hub: ServedHub, tmp_
             quick.step([0])
     assert whole(files) == [0] and whole(slow_files) == []
     slow.close(timeout=0.1)
+
+
+# --- a hub that is told to stop ---------------------------------------------------------------------------------------
+
+
+GONE_S = 30.0  # 10 are promised, when `docker stop` kills; the rest is for a slow machine
+NUM_ENVS = 8
+OFFERED = ("sleeper=odd_sims:Sleeper", "stubborn=odd_sims:Stubborn")
+
+
+def made_of(hub: ServedHub, name: str, lane: str) -> envhub.HubVectorEnv:
+    address, options = hub.tcp if lane == "wire" else hub.ipc, {"num_workers": NUM_ENVS, "close_timeout": 5.0}
+    envs = envhub.make_vec(name, NUM_ENVS, hub=address, lane=lane, **options)
+    envs.reset()
+    return envs
+
+
+@pytest.mark.parametrize("name", ["sleeper", pytest.param("stubborn", marks=pytest.mark.long)])
+def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name: str) -> None:
+    with serve(tmp_path, *OFFERED) as hub, contextlib.ExitStack() as opened:
+        sessions = [opened.enter_context(contextlib.closing(made_of(hub, name, lane))) for lane in ("wire", "auto")]
+        assert [envs.lane for envs in sessions] == ["wire", "shared"]
+        client = opened.enter_context(envhub.connect(hub.tcp))
+        workers = hub.workers()
+        with stopped(*(worker.pid for worker in workers)):
+            for envs in sessions:
+                envs.step_async(np.zeros(NUM_ENVS, int))
+            # The hub has the request.
+            assert wait_until(lambda: "moving" in [found["phase"] for found in client.sessions()])
+            hub.process.terminate()
+            assert wait_until(lambda: '"event": "stopping"' in hub.log)
+            with pytest.raises(envhub.HubLost, match="shutting down"):
+                client.make_vec("sleeper", 1)
+        for envs in sessions:
+            observations, _, _, truncations, _ = envs.step_wait(timeout=GONE_S)
+            assert observations[:, 0].tolist() == [1] * NUM_ENVS and not truncations.any()
+        for envs in sessions:
+            with pytest.raises(envhub.HubLost):
+                envs.step(np.zeros(NUM_ENVS, int))
+        assert hub.process.wait(GONE_S) == 0
+        assert not any(map(lives, workers))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["wire", pytest.param("auto", marks=pytest.mark.chaos)])
+def test_second_signal_does_not_wait_for_steps(tmp_path: Path, lane: str) -> None:
+    offered = (*OFFERED, "--drain-timeout", "600")
+    with serve(tmp_path, *offered) as hub, contextlib.closing(made_of(hub, "stubborn", lane)) as envs:
+        workers = hub.workers()
+        envs.step_async(np.full(NUM_ENVS, 6000))  # for which it waits after one signal
+        hub.process.terminate()
+        assert wait_until(lambda: '"event": "stopping"' in hub.log)
+        hub.process.terminate()
+        assert hub.process.wait(GONE_S) == 0
+        assert not any(map(lives, workers))
+        with pytest.raises(envhub.HubLost):
+            envs.step_wait(timeout=10)

@@ -99,9 +99,6 @@ def test_no_more_envs_run_at_once_than_asked_for(tmp_path: Path) -> None:
         envs.close()
 
 
-# --- infos that cannot be carried -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("address", "mode"), each_value(LANES, AutoresetMode), indirect=["address"])
 def test_what_no_codec_carries_arrives_as_its_repr_and_is_listed(
     address: str | None, mode: AutoresetMode, caplog: pytest.LogCaptureFixture
@@ -259,9 +256,6 @@ def test_exceptions_arrive_as_they_were_raised(make: Callable[[], Exception], te
     assert isinstance(caught.value.__cause__, envhub.EnvRaised)
     assert "env 0 in worker 0 of the private hub of this program" in str(caught.value.__cause__)
     envs.close()
-
-
-# --- what upstream logs -----------------------------------------------------------------------------------------------
 
 
 def test_errors_of_envs_are_logged_where_upstream_logs_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,12 @@ SEEN_AS = {
 }
 
 
-@pytest.fixture(params=[pytest.param(UPSTREAM, id="upstream"), pytest.param(envhub.AsyncVectorEnv, id="envhub")])
+@pytest.fixture(
+    params=[
+        pytest.param(UPSTREAM, id="upstream", marks=pytest.mark.long),
+        pytest.param(envhub.AsyncVectorEnv, id="envhub"),
+    ]
+)
 def vectorizer(request: pytest.FixtureRequest) -> Vectorizer:
     """Upstream's class, on which the test must fail, and EnvHub's."""
     if request.param is UPSTREAM:

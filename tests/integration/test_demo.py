@@ -65,6 +65,15 @@ def test_example_of_half_batches_compares_them() -> None:
     assert wait_until(lambda: not marked(mark)), marked(mark)
 
 
+@pytest.mark.long
+def test_example_of_planners_plans_by_both_interfaces() -> None:
+    process, mark = start(str(EXAMPLE.with_name("planner.py")), "--steps", "5")
+    printed, _ = process.communicate(timeout=110)
+    assert process.returncode == 0 and "up for 5 of 5 steps" in printed, printed
+    assert len(printed.rsplit("across the lake: ", 1)[1].split()) == 6, printed
+    assert wait_until(lambda: not marked(mark)), marked(mark)
+
+
 def test_demo_runs_the_example_itself() -> None:
     assert Path(cem_cartpole.__file__).read_text() == EXAMPLE.read_text()
 

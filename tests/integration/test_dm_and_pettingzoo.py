@@ -54,8 +54,7 @@ def equal(batched: Any, index: int, single: Any) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "seeded"),
-    [("swing", lambda env: env.task.random), pytest.param("sphero", None, marks=pytest.mark.chaos)],
+    ("name", "seeded"), [("swing", lambda env: env.task.random), pytest.param("sphero", None, marks=pytest.mark.chaos)]
 )
 def test_dm_control_by_name_is_equal_to_the_env_itself(met: ServedHub, lane: str, name: str, seeded: Any) -> None:
     alone = [getattr(other_sims, other_sims.KINDS[name][11:])() for _ in SEEDS]

@@ -18,7 +18,7 @@ from hubs import serve, wait_until
 from large_sims import WithData
 
 import envhub
-from envhub.protocol.messages import Make, places_in, with_places
+from envhub.protocol.messages import Make, append_offsets, offsets_in
 
 MIB = 1 << 20
 DATA_BYTES = 8 * MIB
@@ -94,7 +94,7 @@ def test_pickle_of_parts_is_the_list_for_those_that_know_no_parts(count: int) ->
     assert len(make.factories) < (count + 1) * DATA_BYTES  # the first is in it once
     loaded = pickle.loads(make.factories)
     assert [each.args[0][0] for each in loaded] == [*range(count), 0] and loaded[0] is loaded[-1]
-    alone = [pickle.loads(make.factories[begin:end]) for begin, end in places_in(make.factories, count + 1)]
+    alone = [pickle.loads(make.factories[begin:end]) for begin, end in offsets_in(make.factories, count + 1)]
     assert [each.args[0][0] for each in alone] == [*range(count), 0]
 
 
@@ -103,19 +103,19 @@ def test_factories_that_share_their_data_are_one_pickle() -> None:
 
     data = bytes(DATA_BYTES)
     make = make_of_factories([partial(WithData, data) for _ in range(4)])
-    assert not places_in(make.factories, 4) and len(make.factories) < 1.1 * DATA_BYTES
-    assert not places_in(make_of_factories([partial(WithData, data)] * 4).factories, 4)
-    assert not places_in(make_of_factories([partial(WithData, b"small") for _ in range(4)]).factories, 4)
+    assert not offsets_in(make.factories, 4) and len(make.factories) < 1.1 * DATA_BYTES
+    assert not offsets_in(make_of_factories([partial(WithData, data)] * 4).factories, 4)
+    assert not offsets_in(make_of_factories([partial(WithData, b"small") for _ in range(4)]).factories, 4)
 
 
 @pytest.mark.parametrize("places", [[(0, 1)], [(0, 1), (5, 4)], [(0, 1), (0, 99)], [(0, 1)] * 3])
 def test_places_outside_of_the_factories_are_refused(places: list[tuple[int, int]]) -> None:
-    from envhub_server.ipc.factories_memory import why_misplaced
+    from envhub_server.ipc.factories_memory import why_malformed
 
-    assert why_misplaced(Make(2, factories=with_places(bytes(9), places)))
-    assert why_misplaced(Make(2, factories=struct.pack("<Q", 1 << 60) + b"ENVHUBFP"))
-    assert not why_misplaced(Make(2, factories=with_places(bytes(9), [(0, 4), (4, 9)])))
-    assert not why_misplaced(Make(2, factories=b"ENVHUBFP"))
+    assert why_malformed(Make(2, factories=append_offsets(bytes(9), places)))
+    assert why_malformed(Make(2, factories=struct.pack("<Q", 1 << 60) + b"ENVHUBFP"))
+    assert not why_malformed(Make(2, factories=append_offsets(bytes(9), [(0, 4), (4, 9)])))
+    assert not why_malformed(Make(2, factories=b"ENVHUBFP"))
 
 
 @pytest.mark.long

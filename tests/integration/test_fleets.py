@@ -52,12 +52,11 @@ def test_hubs_are_listed_with_what_they_do_and_one_that_was_killed_is_unreachabl
         assert all(report["state"] == "ok" and report["steps_per_s"] == 0.0 for report in reports.values())
 
         assert run("fleet", "ls", ipc, *PATIENTLY) == 0
-        titles, line = (line.split()[:4] for line in capsys.readouterr().out.splitlines())
-        assert titles == ["name", "address", "host", "state"] and line == [ipc, ipc, host, "ok"]
+        assert capsys.readouterr().out.split()[:4] == [ipc, ipc, host, "ok"]
         a.stop(signal.SIGKILL)
         assert run("fleet", "ls", a.tcp, "--timeout", "0.2") == 1
         listing = capsys.readouterr()
-        assert listing.out.splitlines()[1].split()[:4] == [a.tcp, a.tcp, "-", "unreachable"]
+        assert listing.out.split()[:4] == [a.tcp, a.tcp, "-", "unreachable"]
         assert f"{a.tcp}: no hub answered at {a.tcp}" in listing.err
 
 

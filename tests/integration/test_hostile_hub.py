@@ -118,6 +118,14 @@ def test_results_of_a_call_are_one_of_each_env(frames: Sequence[bytes], ask: Any
         envs.reset()
 
 
+def test_call_of_a_method_without_a_result_breaks_the_protocol() -> None:
+    frames = [pack_rows([(0, ONE), (1, b"")])]  # as of an env that is not rendered before its reset
+    with LyingHub({Op.CALL: (Done(), frames)}) as hub, connected(hub) as envs:
+        with pytest.raises(envhub.errors.RemoteProtocolError, match="cannot be read"):
+            envs.call("n")
+        assert len(envs.render()) == NUM_ENVS
+
+
 OBSERVATIONS, RESULTS = bytes(16 * NUM_ENVS), bytes(10 * NUM_ENVS)
 STEPPED: dict[str, Sequence[bytes]] = {
     "none": [],
@@ -387,7 +395,7 @@ FAILURES = {
 }
 
 
-def shown(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
@@ -398,7 +406,7 @@ def test_errors_that_reach_a_terminal_have_no_control_characters(failure: Failur
         envs.reset()
         with pytest.raises(kind) as caught:
             envs.step([0, 0])
-        text = shown(caught.value)
+        text = brief(caught.value)
     assert "\\x1b]0;title\\x07" in text and "red\ttab\nnewline" in text
     assert not set(text) & set("\x1b\x07\x9b\u202e")
 

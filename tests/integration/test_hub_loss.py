@@ -194,7 +194,10 @@ def envhub_pid(address: str) -> int:
 
 @pytest.mark.parametrize(
     ("end", "kind"),
-    [pytest.param("administrator", "tcp", marks=pytest.mark.long), ("administrator", "ipc"), ("breach", "tcp")],
+    [
+        ("administrator", "ipc"),
+        *(pytest.param(end, "tcp", marks=pytest.mark.long) for end in ("administrator", "breach")),
+    ],
 )
 def test_session_that_ends_while_its_hub_serves_is_made_again_there(tmp_path: Path, end: str, kind: str) -> None:
     with serve(tmp_path, *ENVS) as hub, relay(hub.tcp) as between:
@@ -228,8 +231,7 @@ def end_only_session(address: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "number"),
-    [("ipc", signal.SIGTERM), ("tcp", signal.SIGKILL), ("wire", signal.SIGKILL)],
+    ("kind", "number"), [("ipc", signal.SIGTERM), ("tcp", signal.SIGKILL), ("wire", signal.SIGKILL)]
 )
 def test_envs_go_on_truncated_on_the_hub_that_takes_its_place(tmp_path: Path, kind: str, number: int) -> None:
     lane = "wire" if kind == "wire" else "auto"
@@ -294,7 +296,8 @@ BEGUN: dict[str, Callable[[envhub.HubVectorEnv], Any]] = {
 }
 
 
-@pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lane", ["auto", "wire"])
 def test_request_after_an_interrupted_wait_for_lost_envs_begins_at_once(tmp_path: Path, lane: Any) -> None:
     permit = tmp_path / "permit"
     permit.touch()

@@ -170,7 +170,7 @@ def test_info_that_cannot_be_batched_is_named_with_its_env(values: Any, error: t
     factories = [lambda value=value: sims.Anything(space, space, [{}, {"fine": 1, "odd": value}]) for value in values]
     with contextlib.closing(envhub.make_vec(factories)) as envs:
         envs.reset()
-        with pytest.raises(error, match=rf"infos\['odd'\] of env \d is not batched with the others': .*{told}"):
+        with pytest.raises(error, match=rf"infos\['odd'\] of env \d is not batched with the others: .*{told}"):
             envs.step([0, 0])
             envs.step([0, 0])
         envs.reset()

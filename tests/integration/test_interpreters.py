@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hubs import HERE, ServedHub, serve, wait_until, written_replay
 from interpreters import FEW, MATRIX, WORKING, Combination, environment, interpreter
+from snapshot_sims import wander
 
 import envhub
 
@@ -211,8 +213,24 @@ def test_render_and_call(hosted: Hosted, lane: str) -> None:
         assert envs.step(np.zeros(2, int))[0][:, 0].tolist() == [3, 1]
         with pytest.raises(AttributeError, match="no_such"):
             envs.get_attr("no_such")
+        with envhub.connect(envs.address) as client:
+            (name,) = (row["session"] for row in client.sessions() if envs.token.startswith(row["session"]))
+            assert np.array_equal(client.frame(name, 0).pixels, np.full((4, 6, 3), 3))
+            assert all("in run\n" in row["stacks"] for row in client.stack(name))
     finally:
         envs.close()
+
+
+def test_chunk_is_its_actions_one_by_one(hosted: Hosted, lane: str) -> None:
+    chunks, single = hosted.make("CartPole", lane, wrappers=[("ActionChunk", {"k": 4})]), hosted.make("CartPole", lane)
+    with closing(chunks), closing(single):
+        for envs in (chunks, single):
+            envs.reset(seed=1)
+        actions = np.array([[0, 1, 1, 0]] * NUM_ENVS)
+        observations, rewards, *_, infos = chunks.step(actions)
+        found = [single.step(actions[:, number]) for number in range(4)]
+        assert np.array_equal(observations, found[-1][0]) and rewards.tolist() == [4.0] * NUM_ENVS
+        assert infos["chunk_steps"].tolist() == [4] * NUM_ENVS and infos["chunk_rewards"].shape == (NUM_ENVS, 4)
 
 
 @pytest.mark.long
@@ -271,3 +289,75 @@ def test_factories_of_another_python_are_refused_in_a_line(request: pytest.Fixtu
             envhub.make_vec(lambda: gym.make("CartPole-v1"), 2, hub=hub.ipc)
         assert f"({folder}/bin/python on " in str(told.value) and "NAME=module:factory" in str(told.value)
         envhub.make_vec("CartPole-v1", 2, hub=hub.ipc).close()
+
+
+# --- what an import costs ---------------------------------------------------------------------------------------------
+
+SERVER_LIBRARIES = ["gymnasium", "structlog", "cyclopts", "rich", "psutil"]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after the statement."""
+    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_import_of_envhub_loads_nothing_until_it_is_used() -> None:
+    loaded = loaded_by("import envhub")
+    assert "envhub" in loaded
+    assert not loaded & {*SERVER_LIBRARIES, "zmq", "numpy", "msgpack", "cloudpickle", "envhub_server", "envhub_client"}
+
+
+def test_private_hub_imports_little_before_it_starts_its_zygote_and_nothing_that_it_seldom_needs() -> None:
+    assert not loaded_by("import envhub_server.private_hub") & {*SERVER_LIBRARIES, "numpy", "zmq", "msgpack"}
+    loaded = loaded_by("import envhub_server.private_hub, envhub_server.serve")
+    assert "zmq" in loaded
+    assert not loaded & {"structlog", "cyclopts", "rich", "psutil", "asyncio"}
+
+
+def test_connection_needs_neither_gymnasium_nor_a_server_library() -> None:
+    loaded = loaded_by("import envhub.protocol.prelude, envhub_client.connection.connection")
+    assert "zmq" in loaded
+    assert not loaded & {*SERVER_LIBRARIES, "envhub_server", "asyncio"}
+
+
+def test_vector_envs_by_address_need_no_library_of_servers() -> None:
+    loaded = loaded_by("import envhub; envhub.make_vec")
+    assert "gymnasium" in loaded
+    assert not loaded & ({*SERVER_LIBRARIES, "msgspec", "ray", "envhub_server"} - {"gymnasium"})
+
+
+# --- flags and limits of a process -----------------------------------------------------------------------------------
+
+SHOWN = "import json, sys; print(json.dumps([list(sys.flags), sys.warnoptions, sys._xoptions]))"
+OF_THIS = "from envhub_client.private_hub.program_environment import own_flags"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-OO", "-B", "-bb", "-s", "-E"],
+        pytest.param([], marks=pytest.mark.long),
+        pytest.param(["-Wonce", "-Xint_max_str_digits=5000"], marks=pytest.mark.long),
+        ["-I", "-X", "dev", "-X", "utf8=0", "-W", "error::DeprecationWarning", "-W", "ignore"],
+    ],
+    ids=" ".join,
+)
+def test_interpreter_with_the_options_of_another_has_its_flags(flags: list[str]) -> None:
+    printed = f"import sys; sys.path += {sys.path}; {OF_THIS}; import json; print(json.dumps(own_flags())); {SHOWN}"
+    first = subprocess.run([sys.executable, *flags, "-c", printed], capture_output=True, text=True, check=True)
+    found, shown = map(json.loads, first.stdout.splitlines())
+    again = subprocess.run([sys.executable, *found, "-c", SHOWN], capture_output=True, text=True, check=True)
+    assert json.loads(again.stdout) == shown
+
+
+def test_older_libzmq_is_refused() -> None:
+    program = "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4); import envhub.transport.sockets"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1 and "ImportError: EnvHub needs libzmq 4.3.5 or later" in found.stderr
+
+
+def test_env_goes_on_from_snapshots(hosted: Hosted, lane: str) -> None:
+    with closing(hosted.make("CartPole", lane, snapshots=True)) as envs:
+        assert wander(envs, 40, 1, [0, 1])["compared"] > 5

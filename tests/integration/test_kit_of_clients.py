@@ -98,7 +98,7 @@ def test_program_that_crashes_or_ends_as_if_nothing_had_failed_has_told_of_no_er
 # Changes of the right client, by the case and the rule that each breaks: one for each kind of rule.
 WRONG = {
     ("plain", "the first message is a HELLO"): "begin('_ticket')",
-    ("plain", "requests carry the hub's id, one token and rising numbers"): "begin('_session_seq')",
+    ("plain", "requests carry the hub's id, one token and rising numbers"): "begin('last_seq')",
     ("plain", "the requests and their values are those of the program"): "programs.SEEDS[:] = 8, 9",
     ("plain", "the actions of a Discrete are integers"): "programs.actions = lambda observations: observations[:, 0]",
     ("unknown_fields", "an unknown field is ignored"): """
@@ -107,7 +107,7 @@ messages.build = lambda kind, fields: build(kind, fields if fields.keys() <= hin
     ("strangers", "what is no reply to the pending request is dropped"): """
 received = Half.receive
 def receive(self, frames, now_s):
-    first, done = bytes(frames[0]), self._pending.done if self._pending and self.hub_id else b""
+    first, done = bytes(frames[0]), self.pending.done if self.pending and self.hub_id else b""
     return received(self, [done + first[40:] if first[:7] == done[:7] else first, *frames[1:]], now_s)
 Half.receive = receive""",
     ("lost_replies", "a request whose reply was lost is sent again as it was"): """
@@ -117,7 +117,7 @@ Half.tick = lambda self, now_s: [[*each[:-1], bytes(each[-1]) + b"again"] for ea
     ("endless_cuts", "a request that ends 10 connections is given up"): "client.CUTS_MAX += 1",
     ("slow_step", "HEARTBEAT asks each second after a request that runs"): "client.HEARTBEAT_S = 0.05",
     ("slow_step", "a request that runs is not sent again"): """
-Half.tick = lambda self, now_s: ticked(self, now_s) and [self._pending.frames]""",
+Half.tick = lambda self, now_s: ticked(self, now_s) and [self.pending.frames]""",
     (
         "late_reply",
         "the next request waits for the end of one that was given up",

@@ -69,8 +69,9 @@ def test_values_of_any_size_are_what_the_env_gave(where: str, kind: str, large_h
             assert_same(envs.step(ZEROS), sync.step(ZEROS), f"step {number}")
 
 
-@pytest.mark.parametrize("kind", ["info", "text"])
-@pytest.mark.parametrize("where", ["shared", "ipc"])
+@pytest.mark.parametrize(
+    ("where", "kind"), each_value(["shared", "ipc"], ["info", "text", "array"], others=pytest.mark.long)
+)
 def test_step_with_large_values_is_no_request_to_the_hub(where: str, kind: str, large_hub: ServedHub) -> None:
     with made(where, large_hub, kind, (100_000,)) as envs:
         assert envs.lane == "shared"
@@ -80,6 +81,9 @@ def test_step_with_large_values_is_no_request_to_the_hub(where: str, kind: str, 
         for _ in range(20):
             envs.step(ZEROS)
         assert envs._session.connection.protocol._sent_seq == before
+        arena = envs._session.lane._arena
+        assert (arena.info_length > arena.layout.info_bytes).all()
+        assert set((arena.info_template > 0).tolist()) == {kind == "array"}  # numbers are in columns
 
 
 def test_parts_of_a_batch_have_large_values(large_hub: ServedHub) -> None:
@@ -115,13 +119,18 @@ def test_client_that_takes_over_has_large_values(large_hub: ServedHub) -> None:
                 assert envs.step(ZEROS)[0] == (letter * 100_000,) * NUM_ENVS
 
 
-def test_client_without_addresses_for_large_infos_asks_the_hub(large_hub: ServedHub) -> None:
-    with made("ipc", large_hub, "info", (100_000,)) as envs:
-        envs.reset(seed=1)
+@pytest.mark.parametrize("kind", ["info", "array"])
+def test_client_without_addresses_for_large_infos_asks_the_hub(kind: str, large_hub: ServedHub) -> None:
+    sync = SyncVectorEnv([partial(Shows, kind, (100_000,))] * NUM_ENVS)
+    with made("ipc", large_hub, kind, (100_000,)) as envs:
+        assert_same(envs.reset(seed=1), sync.reset(seed=1), "reset")
         arena = envs._session.lane._arena
         arena.rooms, arena.large_infos = np.zeros(NUM_ENVS, np.int64), np.zeros((NUM_ENVS, 0), np.uint8)
-        for letter in "bcd":
-            assert envs.step(ZEROS)[4]["shown"].tolist() == [letter * 100_000] * NUM_ENVS
+        for number in range(4):
+            assert_same(envs.step(ZEROS), sync.step(ZEROS), f"step {number}")
+        envs.send(np.zeros(2, np.int64), [0, 2])
+        shown, wanted = envs.recv()[4]["shown"], sync.step(ZEROS)[4]["shown"]
+        assert_same(shown, wanted[[0, 2]], "a part")
 
 
 @pytest.mark.long

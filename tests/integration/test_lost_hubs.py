@@ -267,7 +267,7 @@ def test_hub_of_a_fleet_comes_back_at_another_port(tmp_path: Path, monkeypatch: 
 # --- sessions that end while their hub goes on ------------------------------------------------------------------------
 
 
-ENDS = [("administrator", "tcp"), ("administrator", "ipc"), ("breach", "tcp")]
+ENDS = [("administrator", "ipc"), ("breach", "tcp"), pytest.param("administrator", "tcp", marks=pytest.mark.long)]
 EndedPart = tuple[envhub.HubVectorEnv, Callable[[], object], str]
 
 
@@ -281,7 +281,7 @@ def one_that_ends(hubs: SeveralHubs, end: str, lane: str, **options: Any) -> Ite
             yield envs, breach if end == "breach" else partial(hubs.end_sessions, 1), address
 
 
-@pytest.mark.parametrize("policy", ["recreate", "redistribute"])
+@pytest.mark.parametrize("policy", ["recreate", pytest.param("redistribute", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("end", "lane"), ENDS)
 def test_rows_of_a_session_that_ends_are_truncated_and_go_on(
     hubs: SeveralHubs, end: str, lane: str, policy: str

@@ -139,7 +139,7 @@ def test_any_number_of_hubs_returns_what_sync_vector_env_returns(
 # --- the ways of handing over -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["infos", "graphs"])
+@pytest.mark.parametrize("name", ["infos", pytest.param("graphs", marks=pytest.mark.long)])
 def test_reset_that_leaves_a_hub_out_has_its_last_observations(two: list[ServedHub], name: str) -> None:
     kind = KINDS[name]
     with closing(made(kind, two, [2, 3], BOTH)) as envs, closing(kind.reference(NEXT)) as wanted:

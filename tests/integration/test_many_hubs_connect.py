@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, serve, signalled_in_a_wait, wait_until
 from lying_hub import NUM_ENVS, LyingHub
+from new_keys import keys_in
 
 import envhub
 from envhub.protocol.messages import Op
@@ -152,7 +152,7 @@ def test_hubs_that_make_other_spaces_are_named(two: list[ServedHub], swapped: bo
     assert wait_until(lambda: all(map(has_no_session, two)), 10)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("swapped", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_hub_that_does_not_know_the_env_is_named_with_one_that_does(two: list[ServedHub], swapped: bool) -> None:
     hubs = [hub.tcp for hub in (two[::-1] if swapped else two)]
     texts = "does not offer 'first'", f"(hub at {two[1].tcp})", f"{two[0].tcp} made these envs"
@@ -174,8 +174,7 @@ def test_hub_that_is_named_by_two_addresses_is_refused_with_both(two: list[Serve
 
 def test_hub_that_wants_a_key_is_named(two: list[ServedHub], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("keyed")
-    keys = KeyFolder(folder / "keys")
-    keys.make_secret()
+    keys = keys_in(folder / "keys")
     with serve(folder, "CartPole-v1", "--keys", str(keys.path), binds=["tcp://127.0.0.1:0"]) as keyed:
         refused([two[0].tcp, keyed.tcp], envhub.AccessDenied, keyed.tcp.removeprefix("tcp://"), "key", split=[2, 2])
     assert wait_until(lambda: has_no_session(two[0]), 10)
@@ -197,12 +196,7 @@ HUBS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([], {}, ValueError, "names no hub"),
     (["tcp://127.0.0.1:1"] * 2, {}, ValueError, "named twice"),
     (["tcp://127.0.0.1:1", None], {}, TypeError, "a list of addresses"),  # None is the private hub
-    (
-        ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"],
-        {"num_workers": 0},
-        ValueError,
-        "num_workers=0 hosts no env",
-    ),
+    (["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"], {"num_workers": 0}, ValueError, "num_workers=0 hosts no env"),
     (["nobody", "tcp://127.0.0.1:1"], {}, ValueError, "nobody"),
     ("tcp://127.0.0.1:1", {"split": [4]}, ValueError, "for several hubs"),
     ("tcp://127.0.0.1:1", {"on_hub_loss": "redistribute"}, ValueError, "for several hubs"),

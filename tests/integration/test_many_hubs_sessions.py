@@ -89,7 +89,7 @@ def test_vector_env_is_one_on_each_hub(two: list[ServedHub]) -> None:
         envs.send([0, 0], [0, 1])  # the share of the first hub
         assert envs.recv(timeout=20)[-1].tolist() == [0, 1]
         envs.send([0, 0], [2, 3])
-        with pytest.raises(envhub.NothingPending, match=r"wait for envs \[4\] of their share"):
+        with pytest.raises(envhub.NothingPending, match=r"wait for envs \[4\] of their worker"):
             envs.recv()
         envs.send([0], [4])
         assert envs.recv(timeout=20)[-1].tolist() == [2, 3, 4]
@@ -136,9 +136,6 @@ def test_program_of_the_page_runs(two: list[ServedHub], capsys: pytest.CaptureFi
     assert sessions(two) == 0
 
 
-# --- recording, observers ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_recording_of_two_hubs_equals_that_of_one(two: list[ServedHub], tmp_path: Path) -> None:
     folders = []
@@ -161,9 +158,6 @@ def test_recording_of_two_hubs_equals_that_of_one(two: list[ServedHub], tmp_path
     for number, (left, right) in enumerate(zip(*folders, strict=True)):
         for part in ("observations", "actions", "rewards", "terminations", "truncations", "infos"):
             assert_same(getattr(right, part), getattr(left, part), f"{part} of episode {number}")
-
-
-# --- infos ------------------------------------------------------------------------------------------------------------
 
 
 def test_first_env_of_all_hubs_fixes_the_form_of_infos(two: list[ServedHub]) -> None:
@@ -237,7 +231,7 @@ def test_results_that_the_keep_alive_thread_has_taken_in_are_received(two: list[
         def all_came() -> bool:
             for each in connections:
                 each.keep_alive()
-            return all(each.protocol.answer is not None and each.protocol.pending is None for each in connections)
+            return all(each.protocol.received and not each.protocol.receives for each in connections)
 
         assert wait_until(all_came, 20)
         assert envs.recv(timeout=5)[-1].tolist() == [*range(5)]
@@ -271,18 +265,12 @@ def test_no_hub_waits_for_another_ones_part(two: list[ServedHub], lanes: str) ->
         assert envs.get_attr("count") == (1, 1, 4, 2, 4)
 
 
-# --- seeds, indices, options ------------------------------------------------------------------------------------------
-
-
 def test_workers_know_their_envs_indices_in_the_whole_batch(two: list[ServedHub]) -> None:
     with closing(made(two, "counter", num_workers=3)) as envs:
         indices = envs.call("environment", "ENVHUB_ENV_INDICES")
         assert sorted({int(each) for text in indices for each in text.split(",")}) == [*range(5)]
         assert all(str(row) in text.split(",") for row, text in enumerate(indices))
         assert envs.num_workers == 3 and all(f"{hub.tcp}: " in envs.sizing.reason for hub in two)
-
-
-# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def test_calls_go_to_each_hub_and_come_back_in_the_callers_order(two: list[ServedHub]) -> None:

@@ -8,12 +8,16 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import sims
+from envhub_client.private_hub.process import private_hub
 from hubs import HERE, ServedHub, serve, wait_until
 
 import envhub
@@ -55,7 +59,7 @@ def test_arena_for_which_the_hub_has_no_memory_is_refused(hungry_hub: ServedHub,
     with contextlib.closing(made(hungry_hub.ipc, lane=lane)) as honest:
         limit_memory(hungry_hub, 48 * MIB)
         for _ in range(3):
-            with pytest.raises(envhub.RequestRefused, match=r"\d+ bytes of shared memory cannot be had: .*memory"):
+            with pytest.raises(envhub.RequestRefused, match=r"\d+ bytes of shared memory are not available: .*memory"):
                 made(hungry_hub.tcp, "wide", 2, mebibytes=32)
             assert honest.step(np.zeros(2, int))[3].tolist() == [False, False]
         limit_memory(hungry_hub, -1)
@@ -83,6 +87,20 @@ def test_sessions_share_what_memory_the_hub_may_give(tmp_path: Path) -> None:
             assert first.step(np.zeros(1, int))[0][0, 0] == 1
             first.close()
             made(address, "wide", 1, mebibytes=1).close()
+            envs = made(address, "shows", 5, lane="wire", num_workers=1)
+            envs.set_attr("big", bytes(300_000))
+            assert envs.get_attr("big") == (bytes(300_000),) * 5  # which counts until it is read
+
+            def is_set() -> bool:
+                with contextlib.suppress(envhub.RequestRefused):
+                    envs.set_attr("big", bytes(700_000))
+                    return True
+                return False
+
+            assert wait_until(is_set, 10)
+            with pytest.raises(envhub.RequestRefused, match=r"of 15\d+ bytes, where at most 10\d+ fit"):
+                envs.set_attr("big", bytes(1_500_000))
+            envs.close()
         finally:
             hub.terminate()
         assert hub.wait(15) == 0
@@ -119,3 +137,30 @@ def _is_arena(path: Path) -> bool:
         return "memfd:envhub-arena" in os.readlink(path)
     except FileNotFoundError:
         return False
+
+
+FRAME = (480, 480, 3)
+PAGES = int(np.prod(FRAME)) // 4096  # of one frame
+
+
+class Drawn(sims.Counter):
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        return np.full(FRAME, 7, np.uint8)
+
+
+def _faults(pids: Sequence[int]) -> int:
+    """The pages that these processes have got so far."""
+    stats = (Path(f"/proc/{pid}/stat").read_text() for pid in pids)
+    return sum(int(stat.rpartition(")")[2].split()[7]) for stat in stats)
+
+
+def test_frames_take_no_new_pages() -> None:
+    with closing(envhub.make_vec(partial(Drawn, render_mode="rgb_array"), 2)) as envs:
+        envs.reset(seed=0)
+        for _ in range(20):
+            envs.render([1])
+        pids = private_hub().pid, *envs.call("pid")
+        before = _faults(pids)
+        for _ in range(20):
+            envs.render([1])
+        assert (_faults(pids) - before) / 20 < PAGES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
 import signal
 import socket
@@ -154,6 +155,8 @@ def test_errors_of_a_private_hub_name_no_address_of_it() -> None:
     with pytest.raises(envhub.RequestRefused, match=r"\(private hub of this program\)"):
         envhub.make_vec("CartPole-v1", 2, python="no_such_python")
     with closing(envhub.make_vec(sims.Counter, 2, on_crash="raise")) as envs:
+        with pytest.raises(TypeError, match="a connection to the private hub of this program cannot be pickled"):
+            pickle.dumps(envs._session.connection)
         envs.reset()
         os.kill(envs.call("pid")[0], signal.SIGKILL)
         with pytest.raises(envhub.WorkerDied, match=r"\(private hub of this program\)"):

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from conformance.kit.client_checks import examine
 from conformance.kit.verdict import PASSED
-from envhub_server.network.key_folder import KeyFolder
 from hubs import serve
-from new_keys import address_of, admitted
+from new_keys import address_of, admitted, keys_in
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 LEVELS = ("basic", "resilient", "parts")
@@ -47,8 +46,7 @@ def test_node_client_reads_the_vectors_steps_as_gymnasium_and_passes_the_kit(tmp
 
     run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
     assert "vectors hold" in run("npm", "run", "--silent", "vectors")
-    keys = KeyFolder(tmp_path / "keys")
-    keys.make_secret()
+    keys = keys_in(tmp_path / "keys")
     with serve(tmp_path, *ENVS, "--keys", str(keys.path), binds=["tcp://127.0.0.1:0"]) as hub:
         address = tmp_path / "address"  # in a file: other users can read the arguments of a process
         address.touch(0o600)

@@ -70,7 +70,7 @@ def test_vector_env_of_an_old_gymnasium_is_hosted(
         rewards = [envs.step(np.zeros(4, np.int64))[1] for _ in range(30)]
         assert not np.all(rewards)  # where an episode has ended, the next step was a reset
         envs.close()
-        with pytest.raises(ValueError, match="autoreset_mode='Disabled' cannot be had"):
+        with pytest.raises(ValueError, match="autoreset_mode='Disabled' is not possible"):
             envhub.make_vec("CartPole-v1", 4, hub=hub.ipc, autoreset_mode="Disabled")
 
 

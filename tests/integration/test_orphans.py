@@ -250,7 +250,7 @@ def test_zygote_that_is_killed_again_and_again_is_not_replaced_for_ever(tmp_path
 def test_hub_that_is_init_reaps_what_envs_leave_behind(tmp_path: Path) -> None:
     apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*apart, "true"], capture_output=True).returncode:
-        pytest.skip("a namespace of process numbers cannot be had here")
+        pytest.skip("a namespace of process numbers is not possible here")
     address = f"ipc://{tmp_path}/hub.sock"
     command = [*apart, sys.executable, "-m", "envhub", "serve", *OFFERED, "--bind", address]
     outside = subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL)

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from envhub_server.network.key_folder import KeyFolder
 from hubs import HERE, ServedHub, serve
-from new_keys import address_of, admitted
+from new_keys import address_of, admitted, keys_in
 
 ROOT = HERE.parents[1]
 # The hub is reached by tcp in those whose names have it; on these the rest needs a hub of the program's own.
@@ -127,8 +126,7 @@ AddressError: an ssh:// address needs Linux, and this is Windows
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a hub with keys, with a client's key."""
     folder = tmp_path_factory.mktemp("guarded")
-    keys = KeyFolder(folder / "keys")
-    keys.make_secret()
+    keys = keys_in(folder / "keys")
     token = admitted(keys, "alice")
     with serve(folder, "counter=sims:counter", "--keys", str(keys.path), binds=["tcp://127.0.0.1:0"]) as hub:
         yield address_of(token, hub.tcp)
@@ -149,9 +147,8 @@ def test_client_does_what_the_page_says(platform: str, hub: ServedHub, guarded: 
     system = {"darwin": "macOS", "win32": "Windows"}[platform]
     lines = [line.partition(": pass the tcp://")[0] for line in result.stdout.splitlines()]
     lines = [re.sub(r"^(ok: 0 sessions|counter\tBox).*", r"\1", line).replace("\t", " ") for line in lines]
-    assert "\n".join(lines) + "\n" == PRINTED.replace("LOCAL", LOCAL[platform]).replace("SYSTEM", system).replace(
-        "IPC", hub.ipc
-    )
+    expected = PRINTED.replace("LOCAL", LOCAL[platform]).replace("SYSTEM", system).replace("IPC", hub.ipc)
+    assert "\n".join(lines) + "\n" == expected, result.stderr
     assert result.returncode == 0 and f"envhub serve: this command needs Linux, and this is {system}" in result.stderr
 
 
@@ -193,7 +190,7 @@ def test_socket_on_macos_is_in_a_folder_that_others_cannot_write_to(tmp_path: Pa
         "import other_platform, sys; other_platform.become('darwin')\n"
         "from envhub_client.connection.local_sockets import LocalSockets\n"
         "for path in sys.argv[1:]:\n"
-        "    try: print(LocalSockets(path).place())\n"
+        "    try: print(LocalSockets(path).path())\n"
         "    except Exception as error: print(error)"
     )
     environ = {**os.environ, "PYTHONPATH": str(HERE)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -41,15 +40,10 @@ def test_second_hub_begins_before_the_first_one_has_answered(two: list[ServedHub
     with proxy(two[0].tcp) as first, closing(made([first.address, two[1].tcp])) as envs:
         envs.reset()
         first.hold()
-        sending = threading.Thread(target=envs.send, args=([7, 9, 10, 11],))
-        sending.start()
-        try:
-            with envhub.connect(two[1].tcp) as client, client.attach(token_of(envs, 2), observe=True) as observer:
-                assert wait_until(lambda: observer.observe().steps.tolist() == [2, 2])
-            assert sending.is_alive()
-        finally:
-            first.hold(False)
-            sending.join()
+        envs.send([7, 9, 10, 11])
+        with envhub.connect(two[1].tcp) as client, client.attach(token_of(envs, 2), observe=True) as observer:
+            assert wait_until(lambda: observer.observe().steps.tolist() == [2, 2])
+        first.hold(False)
         assert received(envs) == {0: 7, 1: 9, 2: 10, 3: 11}
 
 
@@ -63,7 +57,7 @@ def test_rows_of_other_hubs_cycle_while_those_of_one_sleep(
 
         def park_if_asked(descriptors: Sequence[int], seconds: float) -> None:
             for part in envs._session._lane._outstanding_parts():
-                assert lanes == "shared" or part.lane._receiving(), "a wait for a hub that was not asked"
+                assert lanes == "shared" or part.connection.protocol.receives, "a wait for a hub that was not asked"
             park(descriptors, seconds)
 
         monkeypatch.setattr(lane, "_park", park_if_asked)

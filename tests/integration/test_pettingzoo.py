@@ -135,6 +135,24 @@ def test_what_else_the_env_has_is_reached(lane: str, teams: ServedHub) -> None:
         assert env.action_space("guard") is env.action_space("guard")
 
 
+def test_env_goes_on_from_a_snapshot_with_the_agents_that_it_had(teams: ServedHub) -> None:
+    with closing(made("team", "shared", teams, snapshots=True)) as env:
+        env.reset(seed=1)
+
+        def step() -> Any:
+            return env.step({agent: seeded(env.action_space(agent), 5).sample() for agent in env.agents})
+
+        for _ in range(team_envs.QUITS):
+            shown, *_ = step()
+        agents, snapshot = env.agents, env.hub_env.snapshot()
+        following = [step() for _ in range(team_envs.LENGTH - team_envs.QUITS)]
+        assert env.agents == [] and len(agents) == 3
+        observations, _ = env.restore(snapshot)
+        assert env.agents == agents and equal(observations, {agent: shown[agent] for agent in observations})
+        again = [step() for _ in following]
+        assert all(all(map(equal, *pair)) for pair in zip(again, following, strict=True))
+
+
 def test_actions_that_do_not_fit_are_refused_with_their_agents_name(teams: ServedHub) -> None:
     with closing(made("team", "shared", teams)) as env:
         with pytest.raises(ResetNeeded, match="before the first reset"):

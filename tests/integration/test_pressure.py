@@ -10,8 +10,11 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -167,19 +170,20 @@ def test_peers_that_say_nothing_lock_nobody_out_for_long(tmp_path: Path) -> None
         assert envs.step(np.zeros(1, int))[0][0, 0] == 1
 
 
-def _made(hub: ServedHub, num_workers: int) -> envhub.HubVectorEnv:
-    envs = envhub.make_vec("counter", 4, hub=hub.ipc, num_workers=num_workers, restarts_max=20)
-    envs.reset()
-    return envs
-
-
 @pytest.mark.long
 def test_worker_that_cannot_be_started_for_want_of_descriptors_is_once_there_are_some(tmp_path: Path) -> None:
-    with serve(tmp_path, "counter=sims:counter") as hub, contextlib.closing(_made(hub, 2)) as envs:
+    with (
+        serve(tmp_path, "counter=sims:counter") as hub,
+        envhub.connect(hub.ipc) as client,
+        closing(envhub.make_vec("counter", 4, hub=hub.ipc, num_workers=2, restarts_max=BOOTS_MAX)) as envs,
+    ):
+        envs.reset()
         limit_descriptors(hub, descriptors(hub) - 6)
         os.kill(envs.call("pid")[1], signal.SIGKILL)
-        # More often than a worker that cannot make its envs is tried: this says nothing about them.
-        assert wait_until(lambda: hub.log.count("cannot be started: ") > BOOTS_MAX, 100)  # the pauses grow
+        # More often than a worker that cannot make its envs is tried: this says nothing about them. The log has equal
+        # lines but once in ten seconds.
+        assert wait_until(lambda: client.sessions()[0]["restarts"] > 1 + BOOTS_MAX)
+        assert "cannot be started: " in hub.log
         limit_descriptors(hub, 4096)
         _, _, _, truncations, infos = envs.step(np.zeros(4, int))
         assert truncations.tolist() == [False, True, False, True]
@@ -216,3 +220,43 @@ def test_memory_for_which_there_are_no_descriptors_leaves_nothing_behind() -> No
                 made.append(None)
         assert psutil.Process().num_fds() <= before
     assert 1 <= len(made) < 24
+
+
+# --- a hub that may open too few files --------------------------------------------------------------------------------
+
+
+LIMITED = (
+    "import resource, runpy, sys; n = int(sys.argv.pop(1)); resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)); "
+    "runpy.run_module('envhub', run_name='__main__', alter_sys=True)"
+)
+PROGRAM = (
+    "import resource, gymnasium, envhub; resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80)); "
+    "envhub.AsyncVectorEnv([lambda: gymnasium.make('CartPole-v1')])"
+)
+
+
+@pytest.mark.parametrize("limit", [40, *(pytest.param(each, marks=pytest.mark.long) for each in (32, 120))])
+def test_hub_that_can_serve_nobody_says_so_and_ends(tmp_path: Path, limit: int) -> None:
+    binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{tmp_path}/hub.sock"]
+    command = [sys.executable, "-c", LIMITED, str(limit), "serve", "CartPole-v1", *binds]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    (line,) = run.stderr.splitlines()
+    assert f"the limit is {limit}, " in line and " are in use, " in line and "`ulimit -n 1024`" in line
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.long
+def test_private_hub_that_can_serve_nobody_says_so() -> None:
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert "envhub: the private hub cannot start: too few open files: the limit is 80, " in run.stderr
+    assert "envhub.errors.HubUnreachable: the private hub did not start" in run.stderr
+
+
+@pytest.mark.long
+def test_hub_that_starts_serves_one_client_after_the_other(tmp_path: Path) -> None:
+    with serve(tmp_path, "CartPole-v1", program=("-c", LIMITED, "176")) as hub:
+        for _ in range(3):
+            for address in hub.addresses:
+                with closing(envhub.make_vec("CartPole-v1", 1, hub=address)) as envs:
+                    envs.reset()

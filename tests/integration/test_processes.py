@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,9 @@ import pytest
 import sims
 from envhub_client.connection.connection import connect
 from envhub_client.private_hub.process import PrivateHub, private_hub
+from envhub_server.network.connections import silent_s
 from envhub_server.processes.interpreter import ZygoteProcess
+from envhub_server.replay import files_in, keep
 from hubs import ServedHub, below, serve, wait_until
 
 import envhub
@@ -212,3 +216,59 @@ def test_child_that_drops_what_its_parent_has_says_nothing(hub: ServedHub) -> No
     run = [sys.executable, "-W", "ignore", "-c", FORKED, hub.tcp]
     found = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
     assert (found.stdout, found.stderr) == ("", "")
+
+
+PROGRAM = """
+import gc, os
+from envhub_server.worker.zygote import warm_up
+before = set(os.listdir("/proc/self/fd"))
+assert warm_up()
+gc.collect()
+after = set(os.listdir("/proc/self/fd"))
+assert after == before, [(name, os.readlink(f"/proc/self/fd/{name}")) for name in after - before]
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+
+
+def test_warm_up_steps_an_env_and_leaves_no_descriptor_and_no_thread_behind() -> None:
+    environment = {"PATH": "", "ENVHUB_WORKER": "hub:0000000000", "OPENBLAS_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=60)
+
+
+def test_kernel_reports_whether_a_process_of_this_machine_is_stopped(tmp_path: Path) -> None:
+    path = f"{tmp_path}/socket"
+    program = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nsys.stdin.read()"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        peer = subprocess.Popen([sys.executable, "-c", program, path], stdin=subprocess.PIPE)
+        accepted, _ = listener.accept()
+    with accepted, peer:
+        assert silent_s(accepted.fileno()) == 0.0
+        peer.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, peer.pid, os.WSTOPPED | os.WNOWAIT)
+        assert silent_s(accepted.fileno()) == math.inf
+        peer.kill()
+
+
+NAMED = "-0123456789abcdef-env0-0"  # at the end of the name of a file that a hub has made
+
+
+def killed_while_it_writes(folder: Path, name: str) -> None:
+    """Leave what a hub leaves that is killed within ``keep``."""
+    child = os.fork()
+    if not child:
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        keep(folder, f"{name}{NAMED}", b"x" * 300, 1000)
+    os.waitpid(child, 0)
+
+
+def test_what_a_killed_hub_was_writing_counts_and_is_removed_as_any_old_file(tmp_path: Path) -> None:
+    killed_while_it_writes(tmp_path, "a")
+    killed_while_it_writes(tmp_path, "b")
+    (tmp_path / ".mine").touch()
+    assert len([*tmp_path.glob("*.part")]) == 2
+    for name in ("c", "d", "e"):
+        keep(tmp_path, f"{name}{NAMED}", b"x" * 300, 1000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", *(f"{name}{NAMED}.replay" for name in "cde")]
+    assert {path.stem for path, _ in files_in(tmp_path)} == {f"{name}{NAMED}" for name in "cde"}

@@ -46,9 +46,6 @@ def printed(ran: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-# --- numbers of threads -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_numbers_of_threads_that_the_operator_has_set_are_kept(tmp_path: Path) -> None:
     own = {"OMP_NUM_THREADS": "3", "VECLIB_MAXIMUM_THREADS": "2"}

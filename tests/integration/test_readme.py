@@ -35,6 +35,7 @@ HOMES = {
     "Session": "envhub_client.session.session",
     "SessionMachine": "envhub_server.session.machine",
     "SessionRuntime": "envhub_server.hub.runtime",
+    "Arena": "envhub.arena.memory",
     "ArenaDriver": "envhub.arena.memory",
     "Gateway": "envhub_server.hub.gateway",
     "Row": "envhub_server.worker.row",

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import zmq
+from chaos.chaos_proxy import ChaosProxy, proxy
 from envhub_client.connection.zeromq_transport import AGAIN_S
 from envhub_server.network.authenticator import DOMAIN, ZAP_ADDRESS, ZAP_VERSION
-from envhub_server.network.key_folder import KeyFolder
-from forwarder import Forwarder
 from hubs import ServedHub, free_port, serve, stopped, wait_until
-from new_keys import address_of, admitted
+from new_keys import address_of, admitted, answers, keys_in
 
 import envhub
 from envhub.protocol import client
@@ -31,8 +30,7 @@ class Keyed:
     """A key of a hub, and of one client of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = KeyFolder(folder)
-        self.folder.make_secret()
+        self.folder = keys_in(folder)
         self.token = admitted(self.folder, "alice", sessions_max=100)
 
     def serve(self, folder: Path, **options: Any) -> contextlib.AbstractContextManager[ServedHub]:
@@ -57,10 +55,10 @@ def open_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 @contextlib.contextmanager
-def training(served: ServedHub, token: str = "", **options: Any) -> Iterator[tuple[Forwarder, envhub.HubVectorEnv]]:
+def training(served: ServedHub, token: str = "", **options: Any) -> Iterator[tuple[ChaosProxy, envhub.HubVectorEnv]]:
     """A forwarder before this hub, and envs behind it that have stepped once."""
-    with contextlib.closing(Forwarder(served.tcp)) as forwarder:
-        address = address_of(token, forwarder.place) if token else f"tcp://{forwarder.place}"
+    with proxy(served.tcp) as forwarder:
+        address = address_of(token, forwarder.address) if token else forwarder.address
         with contextlib.closing(envhub.make_vec("counter", 2, hub=address, **options)) as envs:
             envs.reset()
             envs.step([1, 1])
@@ -74,7 +72,9 @@ def goes_on(envs: envhub.HubVectorEnv, steps: float = 2) -> bool:
 # --- behind a forwarder -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("token", ["", "alice's"], ids=["without keys", "with keys"])
+@pytest.mark.parametrize(
+    "token", [pytest.param("", marks=pytest.mark.long), "alice's"], ids=["without keys", "with keys"]
+)
 @pytest.mark.parametrize(
     "broken",
     [
@@ -89,7 +89,7 @@ def test_program_that_is_busy_while_the_hub_is_away_goes_on(
     """The hub is back when the broken handshakes are looked at, of which there were so many."""
     served = request.getfixturevalue("hub" if token else "open_hub")
     with training(served, token and keyed.token) as (forwarder, envs):
-        forwarder.lose_hub()
+        forwarder.lose_target()
         assert wait_until(lambda: forwarder.broken >= broken)
         forwarder.away = False
         assert wait_until(lambda: forwarder.connected)
@@ -118,21 +118,14 @@ def test_key_that_is_removed_is_told_behind_a_forwarder(hub: ServedHub, keyed: K
                 envs.step([1, 1])
 
 
-def answers(address: str) -> bool:
-    try:
-        envhub.connect(address, timeout=30.0).close()
-    except envhub.AccessDenied:
-        return False
-    return True
-
-
+@pytest.mark.long
 def test_forwarder_that_refuses_for_a_moment_and_then_has_no_hub_proves_no_loss(
     hub: ServedHub, keyed: Keyed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "REFUSED_S", 1.0)
     with training(hub, keyed.token) as (forwarder, envs):
         with forwarder.refusing():
-            forwarder.lose_hub()
+            forwarder.lose_target()
             envs.step_async([1, 1])
             with pytest.raises(envhub.HubTimeout):
                 envs.step_wait(timeout=0.5)
@@ -146,7 +139,7 @@ def test_answer_that_is_none_of_a_hub_does_not_end_the_attempts(keyed: Keyed, hu
     """libzmq tries no more after one, as of a web server that has the port while the hub is away."""
     with training(hub, keyed.token) as (forwarder, envs):
         forwarder.says = b"HTTP/1.0 503 Service Unavailable\r\n\r\n"
-        forwarder.lose_hub()
+        forwarder.lose_target()
         assert wait_until(lambda: forwarder.broken >= 2)
         forwarder.away = False
         assert goes_on(envs)
@@ -189,9 +182,10 @@ def test_hub_with_another_key_is_told_as_what_may_be_there(
                 envs.step([1, 1])
             assert "out of reach: the connection to it is lost, and what accepts" in caplog.text
             with pytest.raises(envhub.HubUnreachable, match=may_be):
-                envhub.connect(address_of(keyed.token, forwarder.place), timeout=2)
+                envhub.connect(address_of(keyed.token, forwarder.address), timeout=2)
 
 
+@pytest.mark.long
 def test_own_user_who_is_kept_out_by_another_ones_connection_tries_again() -> None:
     asked, done = [], threading.Event()
 

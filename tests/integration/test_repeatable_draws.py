@@ -115,6 +115,7 @@ def test_envs_of_a_served_hub_draw_by_the_first_seed(tmp_path: Path) -> None:
     assert found[0] == found[1] and len({*chain(*found[0], *found[2])}) == 12
 
 
+@pytest.mark.long
 def test_a_served_hub_leaves_generators_that_an_env_has_seeded(tmp_path: Path) -> None:
     with serve(tmp_path, "seeding=test_repeatable_draws:Seeding", environ=ENVIRON) as hub:
         found = []

@@ -20,7 +20,7 @@ from brittle import CAUSES, Brittle, Tuned, tune
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from envhub_server.ipc import replay_file
-from envhub_server.worker.replayer import _notes
+from envhub_server.worker.replayer import _entries
 from gymnasium.vector import AutoresetMode
 from hubs import ServedHub, serve, wait_until, worker_processes, written_replay
 
@@ -79,7 +79,7 @@ def calls_of(path: Path) -> list[str]:
     """What the env of a replay was asked, without running it."""
     found = replay.read(path)
     trace = codec.decode(found.trace)
-    return [kind for _, kind, *_ in _notes(trace["notes"]) if kind != "codes"] + ["step"] * (
+    return [kind for _, kind, *_ in _entries(trace["entries"]) if kind != "codes"] + ["step"] * (
         len(trace["rings"][0]) // 8
     )
 
@@ -285,7 +285,7 @@ def test_file_that_no_hub_wrote_runs_no_code_of_its_own(tmp_path: Path) -> None:
         {"cause": 3},
         {"python": None},
         {"trace": b"abc"},
-        {"trace": codec.encode({"cut": "", "first": 0, "notes": b"", "rings": [b"abc"]})},
+        {"trace": codec.encode({"cut": "", "first": 0, "entries": b"", "rings": [b"abc"]})},
     ]
     for change in changes:
         file.write_bytes(codec.encode({**found, **change}))
@@ -412,7 +412,7 @@ def test_env_that_another_client_took_over_fails_alike(hub: ServedHub) -> None:
         envs.set_attr("rate", 1.0)
         failure = envs.step(np.array([1]))[4]["env_failure"][0]
         path = written_replay(failure.replay)
-    assert token[:8] not in path.name  # for who knows the token has the session
+    assert token[8:16] not in path.name  # for who knows the token has the session; its name is no secret
     assert calls_of(path).count("step") == 11  # the steps before, too
     assert replay.run(path).alike
 

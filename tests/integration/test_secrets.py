@@ -22,6 +22,7 @@ import psutil
 import pytest
 from envhub_server.network.key_folder import KeyFolder
 from hubs import HERE, ServedHub, serve, wait_until
+from new_keys import answers
 from zmq.utils import z85
 
 import envhub
@@ -229,14 +230,6 @@ def use_names(evidence: Evidence, address: str, monkeypatch: pytest.MonkeyPatch)
             evidence.add_value("spec", envs.spec)
             evidence.add("spec.to_json()", envs.spec.to_json())
     monkeypatch.delenv("ENVHUB_ADDRESS")
-
-
-def answers(address: str) -> bool:
-    try:
-        envhub.connect(address, timeout=5.0).close()
-    except envhub.AccessDenied:
-        return False
-    return True
 
 
 PROGRAM = """

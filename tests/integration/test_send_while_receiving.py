@@ -177,8 +177,9 @@ def test_session_is_taken_over_while_a_client_sends_and_receives(envs: envhub.Hu
             envs.send([9], [1])
             times_out(envs)
         with contextlib.closing(client.attach(envs.token, lane="wire")) as taken:
+            envs.send([10], [2])
             with pytest.raises(envhub.SessionLost):
-                envs.send([10], [2])
+                envs.recv()
             assert taken.get_attr("count") == (1, 1, 0)
             taken.send([11, 12], [0, 2])
             assert received(taken) == {0: 11, 2: 12}

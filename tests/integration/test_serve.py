@@ -60,7 +60,7 @@ def test_signal_ends_a_hub_with_an_idle_session_at_once_with_0_and_nothing_is_le
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_right_after_the_start_ends_the_hub_with_0(tmp_path: Path, number: int) -> None:
     with serve(tmp_path, "CartPole-v1") as hub:
         assert hub.stop(number) == 0
@@ -270,7 +270,7 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
 @pytest.mark.parametrize(
     ("place", "entries"),
     [
-        ("127.0.0.1:0", ["CartPole-v1"]),
+        pytest.param("127.0.0.1:0", ["CartPole-v1"], marks=pytest.mark.long),
         pytest.param("10.1.2.3:4567", [], marks=pytest.mark.long),
         ("10.1.2.3:4567:8", []),
     ],

@@ -29,10 +29,15 @@ def test_attribute_of_the_env_is_a_value_or_a_method_that_runs_when_it_is_called
     assert env.get_wrapper_attr("reboot")() == 1
     assert env.get_wrapper_attr("add")(2, right=3) == 5
     assert env.get_wrapper_attr("reboots") == 1
+    with pytest.raises(AttributeError, match="get_wrapper_attr"):
+        env.unwrapped.reboots  # noqa: B018
     with pytest.raises(TypeError, match="left"):
         env.get_wrapper_attr("add")()
     env.set_wrapper_attr("note", [1, "two"])
     assert env.has_wrapper_attr("note") and env.get_wrapper_attr("note") == [1, "two"]
+    gym.Wrapper(env).unwrapped.note = 3  # type: ignore[attr-defined]
+    env.spec = None
+    assert env.get_wrapper_attr("note") == 3 and "note" not in vars(env)
     assert not env.has_wrapper_attr("rebot")
     with pytest.raises(AttributeError, match="rebot"):
         env.get_wrapper_attr("rebot")

@@ -146,7 +146,7 @@ def test_path_of_an_address_reaches_no_ssh_that_would_read_it(
 ) -> None:
     monkeypatch.setenv("SECRET", "of-the-client")
     ssh(EXPANDING)
-    for use in (ssh_tunnel.forwarded, known_hubs.resolve, known_hubs.with_own_key):
+    for use in (ssh_tunnel.forwarded, known_hubs.resolve, known_hubs.add_own_key):
         with pytest.raises(AddressError, match="no place for ssh") as raised:
             use(f"ssh://simbox{path}")
         assert str(raised.value).isprintable()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
-from hubs import HERE, ServedHub, stopped, wait_until
+from hubs import HERE, ServedHub, signalled_in_a_wait, stopped, wait_until
 
 import envhub
 
@@ -29,6 +32,7 @@ def test_session_that_was_left_goes_on_in_the_same_episode(client: envhub.Client
     left = client.make_vec("faulty", 3, num_workers=2, lane=before, autoreset_mode="SameStep")
     first = left.reset(seed=1)[0]
     left.step(ZEROS)
+    left.call_some([1], "pid")  # which is no step
     token = left.detach()
     assert left.closed
     with pytest.raises(envhub.SessionClosed):
@@ -51,6 +55,23 @@ def test_session_that_was_left_goes_on_in_the_same_episode(client: envhub.Client
         assert not client.sessions()[-1]["leased"]
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_interrupt_of_a_wait_for_the_session_leaves_it(client: envhub.Client, lane: str) -> None:
+    held = client.make_vec("counter", 2, num_workers=1, lane=lane, restart_wait=600.0)
+    held.reset()
+    name = held.token[:8]
+    with stopped(*held.call("pid")[:1]):
+        held.step_async([0, 0])
+        with pytest.raises(KeyboardInterrupt), signalled_in_a_wait(signal.SIGINT):
+            client.attach(held.token)
+        assert name in [each["session"] for each in client.sessions()]
+    with pytest.raises(envhub.SessionLost):
+        held.step_wait()  # which the shared lane still finishes
+        held.step([0, 0])
+    with closing(client.attach(name)) as envs:
+        assert envs.step([0, 0])[0][:, 0].tolist() >= [2, 2]
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -167,9 +188,16 @@ def test_holder_that_is_stopped_keeps_its_session(hub: ServedHub, client: envhub
         for count in (1, 2):
             print(file=holder.stdin, flush=True)
             assert holder.stdout.readline().strip() == str([float(count)] * 3)
-        envs = client.attach(token)
-        assert envs.step(ZEROS)[0][:, 0].tolist() == [3, 3, 3]
-        envs.close()
+        attached: list[envhub.HubVectorEnv] = []
+
+        def attaches() -> bool:
+            with contextlib.suppress(envhub.RequestRefused):  # on a busy machine the holder takes longer to let go
+                attached.append(client.attach(token))
+            return bool(attached)
+
+        assert wait_until(attaches)
+        assert attached[0].step(ZEROS)[0][:, 0].tolist() == [3, 3, 3]
+        attached[0].close()
         holder.kill()
 
 

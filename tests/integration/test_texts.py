@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 import sims
-from envhub_server.network.key_folder import KeyFolder
 from hubs import ServedHub, free_port, serve, stopped
-from new_keys import address_of, admitted
+from new_keys import address_of, admitted, keys_in
 
 import envhub
 
@@ -32,6 +31,7 @@ Written by `pytest -n 0 --write-texts tests/integration/test_texts.py`. Words in
 VARIES = {
     r"(?m)^ .*\n?": "",
     r"127\.0\.0\.1:\d+": "127.0.0.1:PORT",
+    r"session [0-9a-f]{8} was taken over by user \w+": "session NAME was taken over by USER",
     r"ipc:///[\w./-]+": "ipc:///FOLDER/hub.sock",
     r"-[0-9a-f]{16}-worker": "-SESSION-worker",
     r"0x[0-9a-f]+": "0xADDRESS",
@@ -210,8 +210,7 @@ def texts(cases: Mapping[str, Case], scene: Scene) -> str:
 
 @pytest.fixture
 def scene(hub: ServedHub, tmp_path: Path) -> Iterator[Scene]:
-    keys = KeyFolder(tmp_path / "keys")
-    keys.make_secret()
+    keys = keys_in(tmp_path / "keys")
     with serve(tmp_path, "CartPole-v1", "--keys", str(keys.path)) as locked:
         keyed, removed = (address_of(admitted(keys, name), locked.tcp) for name in ("alice", "eve"))
         keys.remove("eve")

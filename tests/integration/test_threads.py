@@ -144,10 +144,10 @@ def test_what_a_thread_has_looked_at_is_not_changed_before_it_acts_on_it(lane: s
         (lambda: envs.async_reset(), "lane", "begin_reset"),
         (lambda: envs.recv(), "lane", "wait"),
         (lambda: envs.reset(), "lane", "begin_reset"),
-        (lambda: envs.call("pid"), "connection", "send"),
-        (lambda: envs.call_some([1], "pid"), "connection", "ask"),
-        (lambda: envs.set_attr("note", 3), "connection", "ask"),
-        (lambda: envs.render(), "connection", "ask"),
+        (lambda: envs.call("pid"), "lane", "begin_call"),
+        (lambda: envs.call_some([1], "pid"), "lane", "begin_call"),
+        (lambda: envs.set_attr("note", 3), "lane", "wait_call"),
+        (lambda: envs.render(), "lane", "begin_call"),
     ]
     with contextlib.closing(envhub.make_vec("counter", 2, hub=hub.ipc, lane=lane, render_mode="rgb_array")) as envs:
         others: list[Callable[[], Any]]

@@ -244,7 +244,15 @@ def test_options_that_make_no_sense_are_refused_here(options: dict[str, Any], er
 # --- hangs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", [pytest.param(SLEEP, marks=pytest.mark.long), HOLD_GIL])
+@pytest.mark.parametrize(
+    ("address", "action"),
+    [
+        ("embedded", HOLD_GIL),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("embedded", SLEEP), ("tcp", SLEEP))),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("tcp", HOLD_GIL), ("ipc", HOLD_GIL))),
+    ],
+    indirect=["address"],
+)
 def test_env_that_hangs_is_ended_at_its_deadline_and_its_stack_is_shown(address: str | None, action: int) -> None:
     with made(address, step_timeout=HANG_S) as envs:
         envs.reset()

@@ -65,8 +65,7 @@ def check(envs: envhub.HubVectorEnv, count: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 @pytest.mark.parametrize(
-    "cause",
-    [pytest.param(cause, marks=pytest.mark.chaos if cause == "hang" else ()) for cause in CAUSES[:-1]],
+    "cause", [pytest.param(cause, marks=pytest.mark.chaos if cause == "hang" else ()) for cause in CAUSES[:-1]]
 )
 def test_vector_env_fails_alike_as_a_whole(cause: str, lane: str, tmp_path: Path) -> None:
     arguments = {"cause": cause, "rate": 0.02}

@@ -59,8 +59,7 @@ def test_rewards_have_the_axes_that_async_vector_env_gives(where: str, infos: st
             assert terminations.tolist() == wanted[2].tolist() and not truncations.any()
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-@pytest.mark.parametrize("objectives", [1, 4])
+@pytest.mark.parametrize(("objectives", "as_list"), each_value([1, 4], [False, True], others=pytest.mark.long))
 def test_step_that_resets_has_zeros(objectives: int, as_list: bool, hub: ServedHub) -> None:
     with made("shared", hub, objectives=objectives, as_list=as_list) as envs:
         envs.reset(seed=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combinations import every_pair
+from combinations import each_value, every_pair
 from faulty import KILL, RAISE
 from hubs import ServedHub, serve, wait_until
 
@@ -61,7 +61,7 @@ def _pid(envs: envhub.HubVectorEnv, row: int) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("lane", "repeats", "first"), every_pair(LANES, [SHORT, LONG], [RAISE, KILL], some=(), others=pytest.mark.long)
+    ("lane", "repeats", "first"), each_value(LANES, [SHORT, LONG], [RAISE, KILL], others=pytest.mark.long)
 )
 def test_truncation_after_a_step_that_raised_is_of_one_step(
     parts: ServedHub, lane: str, repeats: int, first: int
@@ -79,8 +79,7 @@ def test_truncation_after_a_step_that_raised_is_of_one_step(
         steps_of(envs.step(np.array([STEP, STEP, STEP]))[0], repeats)
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("repeats", [SHORT, LONG])
+@pytest.mark.parametrize(("lane", "repeats"), each_value(LANES, [SHORT, LONG], others=pytest.mark.long))
 def test_env_that_is_down_for_a_while_shows_one_step(parts: ServedHub, lane: str, repeats: int, tmp_path: Path) -> None:
     held_by = tmp_path / "held"
     with closing(make(parts, lane, repeats, restart_wait=0.0, held_by=str(held_by))) as envs:

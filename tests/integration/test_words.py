@@ -43,9 +43,6 @@ def program(folder: Path, text: str, **environ: str) -> subprocess.CompletedProc
     return run(str(path), **environ)
 
 
-# --- an id that is not offered ----------------------------------------------------------------------------------------
-
-
 def refusal(address: str, name: str) -> str:
     ran = run("-c", f"import envhub; envhub.make_vec({name!r}, 2, hub={address!r})")
     assert ran.returncode == 1
@@ -358,7 +355,7 @@ def test_bash_completes_commands_once_completion_is_installed(tmp_path: Path) ->
     $(complete -p envhub | sed 's/.*-F \\([^ ]*\\) .*/\\1/') envhub "$1" envhub
     printf '%s\\n' "${COMPREPLY[@]}"
     """
-    for typed, completed in (("he", ["health"]), ("en", ["envs"]), ("ke", ["keygen", "keys"])):
+    for typed, completed in (("he", ["health"]), ("en", ["end", "envs"]), ("ke", ["keygen", "keys"])):
         ran = subprocess.run(
             ["bash", "--norc", "-c", asked, "bash", typed],
             env={**os.environ, "HOME": str(tmp_path)},

@@ -24,7 +24,7 @@ from pages import blocks
 from envhub.transport import address
 
 VERSIONS = ["1.25", kubernetes_validate.latest_version()]  # the oldest that the page names
-PAGE = FOLDER.parent / "README.md"
+PAGE = FOLDER / "README.md"
 README = PAGE.read_text()
 UNIT = {"Mi": 2**20, "Gi": 2**30}
 SPARE_S = 5  # of the grace period, for a kubelet and a hub that are slow
@@ -55,9 +55,6 @@ def volume(path: str) -> dict[str, Any]:
     """Return the volume that is mounted at a path."""
     (found,) = (each for each in pod()["volumes"] if each["name"] == mounts()[path]["name"])
     return dict(found)
-
-
-# --- each by itself ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", VERSIONS)

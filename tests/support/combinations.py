@@ -23,11 +23,11 @@ def every_pair(
     return found
 
 
-def each_value(*parameters: Collection[Any]) -> list[Any]:
-    """Every combination of parameters; all but so few that each value occurs in one are for chaos runs."""
+def each_value(*parameters: Collection[Any], others: Any = pytest.mark.chaos) -> list[Any]:
+    """Every combination of parameters; all but so few that each value occurs in one are marked as ``others``."""
     most, found = max(map(len, parameters)), []
     few = {tuple(number % len(values) for values in parameters) for number in range(most)}
     for combination in itertools.product(*map(enumerate, parameters)):
         numbers, values = zip(*combination, strict=True)
-        found.append(pytest.param(*values, marks=() if numbers in few else pytest.mark.chaos))
+        found.append(pytest.param(*values, marks=() if numbers in few else others))
     return found

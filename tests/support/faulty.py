@@ -24,12 +24,7 @@ class Faulty(gym.Env[np.ndarray, int]):
     action_space = spaces.Discrete(10)
 
     def __init__(
-        self,
-        marks: str = "",
-        build_s: float = 0.0,
-        fail_from: int = 10**9,
-        wider_from: int = 10**9,
-        held_by: str = "",
+        self, marks: str = "", build_s: float = 0.0, fail_from: int = 10**9, wider_from: int = 10**9, held_by: str = ""
     ) -> None:
         """Leave a file in ``marks`` for each time one is made; from some on, making fails or has another space.
 

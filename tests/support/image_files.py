@@ -7,14 +7,18 @@ import re
 from pathlib import Path
 
 from envhub_server.config import HubConfig
-from envhub_server.serve import config_of
+from envhub_server.serve import read_configuration
 
 from envhub.cli import commands, serve
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
-IMAGE = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[-1].replace("\\\n", " ")  # the stage that is the image
-HEALTH = ["envhub", "health", "ipc:///tmp/hub.sock", "--timeout", "3"]
+STAGES = {  # the text of each stage, by its name
+    name or base: text.replace("\\\n", " ")
+    for base, name, text in re.findall(r"^FROM (\S+)(?: AS (\S+))?$\n?(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+}
+IMAGE, MUJOCO = STAGES["core"], STAGES["mujoco"]
+HEALTH = ["envhub", "health", "ipc:///tmp/hub.sock", "--timeout", "3"]  # of the probes
 
 
 def instruction(name: str, text: str = IMAGE) -> str:
@@ -33,4 +37,4 @@ def config(arguments: list[str]) -> HubConfig:
     assert serving is serve.serve
     assert not unknown
     given = bound.arguments
-    return config_of(given.get("env", ()), given.get("options"), given.get("config"))
+    return read_configuration(given.get("env", ()), given.get("options"), given.get("config")).config

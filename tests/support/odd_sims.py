@@ -21,6 +21,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel
 from gymnasium import spaces, wrappers
 
+from envhub.arena.memory import CALL_INCREMENT
 from envhub.values.leaf import Leaf
 
 MIB = 1 << 20
@@ -164,7 +165,13 @@ class Talker(sims.Counter):
 class Wordy(sims.Counter):
     """Has an info of as many bytes as its action says in MiB; can send its hub a message past what a worker sends."""
 
+    forged = 0  # MiB of an info that a step sends in the name of its worker, behind a reset and a call
+
     def step(self, action: Any) -> tuple[Any, ...]:
+        if self.forged:
+            (channel,) = [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]
+            channel.sent_bytes_max = 1 << 30
+            channel.send(control.RowInfo(0, bytes(self.forged * MIB), 2 + CALL_INCREMENT))
         return *super().step(0)[:4], {"words": bytes(int(action) * MIB)}
 
     def many_words(self, mebibytes: int) -> bytes:
@@ -180,11 +187,6 @@ class Wordy(sims.Counter):
                     fill_bell(int(name))
                     found += "eventfd" in link
         return found
-
-    def forge(self, mebibytes: int) -> None:
-        (channel,) = [found for found in gc.get_objects() if type(found) is Channel and found.fileno() >= 0]
-        channel.sent_bytes_max = 1 << 30
-        channel.send(control.RowInfo(0, bytes(mebibytes * MIB), 1))
 
 
 class Babbler(sims.Counter):

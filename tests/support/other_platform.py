@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import select
+import selectors
 import signal
 import socket
 import sys
@@ -59,6 +60,7 @@ def become(platform: str) -> None:
     for name in _LIBRARIES:
         importlib.import_module(name)
     tempfile._O_TMPFILE_WORKS = False  # type: ignore[attr-defined]  # it has looked when it was imported
+    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[assignment,misc]  # not that of epoll
     sysconfig.get_config_vars()  # it keeps those of the platform on which it is first called
     hidden = [ONLY_LINUX, ONLY_UNIX] if platform == "win32" else [ONLY_LINUX]
     for names in hidden:

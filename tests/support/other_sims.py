@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-KINDS = {
-    "swing": "other_sims:swing",
-    "sphero": "other_sims:go_to_target",
-    "zombies": "other_sims:zombies",
-}
+KINDS = {"swing": "other_sims:swing", "sphero": "other_sims:go_to_target", "zombies": "other_sims:zombies"}
 
 
 def swing(**kwargs: Any) -> Any:

@@ -194,6 +194,10 @@ class Mute(Exception):
 class Naughty(Counter):
     """Raises on action 1, an odd exception on 2, dies on 3 and 4, exits on 5, sleeps 0.2 s on 6, for ever on 8."""
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.nap = (options or {}).get("nap", 0.0)
+        return super().reset(seed=seed, options=options)
+
     def act(self, action: int) -> None:
         if action == 1:
             raise ValueError("one is not allowed")

@@ -9,9 +9,5 @@ from envhub_server.serve import serve
 
 if __name__ == "__main__":
     serve(
-        HubConfig(
-            bind=(sys.argv[1],),
-            envs=("wide=odd_sims:Wide", "shows=large_sims:shows"),
-            arena_bytes_max=4 << 20,
-        )
+        HubConfig(bind=(sys.argv[1],), envs=("wide=odd_sims:Wide", "shows=large_sims:shows"), arena_bytes_max=4 << 20)
     )

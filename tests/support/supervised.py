@@ -1,8 +1,5 @@
 """Runs a supervisor without a hub: ``python supervised.py ENV ACTION`` tells how a worker ended.
 
-``python supervised.py zygotes LIBRARY,... ...`` starts a worker that shares each of these sets in turn, and tells of
-which sets there are zygotes then.
-
 It is a program of its own because a supervisor reaps every child of its process that nobody else knows.
 """
 
@@ -72,23 +69,5 @@ def act(loop: Loop, worker: WorkerHandle, how: str) -> None:
         worker.kill()
 
 
-def zygotes(*libraries: str) -> None:
-    """Start a worker with each set of libraries in turn, and print the sets of which there are zygotes."""
-    loop = Loop()
-    supervisor = Supervisor(loop.poller, loop.events, os.environ)
-    born: list[bool] = []
-    for number, library in enumerate(libraries):
-        (worker,) = supervisor.start(1, [number], libraries=library.split(","))
-        loop.run(lambda worker=worker: worker.pid, START_TIMEOUT_S)  # type: ignore[misc]
-        born.append(worker.pid is not None)
-    loop.run(lambda: not supervisor._retired, START_TIMEOUT_S)
-    left = [",".join(key.libraries) for key in supervisor._in_use if key.libraries]
-    supervisor.close()
-    print(json.dumps({"born": born, "left": left}))
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "zygotes":
-        zygotes(*sys.argv[2:])
-    else:
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

@@ -125,8 +125,6 @@ ACTS: dict[str, Callable[[], Any]] = {
     "replace_all": _replace_every_descriptor,
     "die_before_the_bell": _die_before_the_bell,
     "never_ring": _never_ring,
-    "answer_another_call": lambda: _say(control.CallResults([b"\xa5wrong"], 10**6)),
-    "fail_another_call": lambda: _say(control.CallFailed(Failure("env_raised", "env", "of another call"), 10**6)),
     "fail_another_step": _fail_another_step,
 }
 FORKS_THAT_COME_BACK = ("return", "raise", "exec", "sys.exit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from types import TracebackType
@@ -72,6 +73,13 @@ class ZmtpPeer:
         flags = self._receive(1)[0]
         length = struct.unpack(">Q", self._receive(8))[0] if flags & _LONG else self._receive(1)[0]
         return self._receive(length)
+
+    def ends(self) -> bool:
+        """Whether the hub ends the connection; what it said before is read away."""
+        with contextlib.suppress(ConnectionResetError):
+            while self.connection.recv(1 << 16):
+                pass
+        return True
 
     def _receive(self, count: int) -> bytes:
         found = b""

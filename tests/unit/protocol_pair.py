@@ -28,7 +28,7 @@ from envhub.protocol.prelude import LEASE_S, SESSIONS_MAX, Prelude
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF
 
-MADE = Made(2, 1, [b"observations"], b"actions")
+MADE = Made(2, 1, [b"observations"], b"actions", window=4)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,18 @@ class ProtocolPair:
         """The client's routing id, another one on every connection."""
         return b"peer-%d" % self.connection
 
+    @property
+    def pending(self) -> Op | None:
+        return self.client.pending and self.client.pending.op
+
+    @property
+    def holds(self) -> bool:
+        """Whether the client has a request that it does not send yet."""
+        return self.client.pending is not None and self.client.pending.held
+
     def request(self, op: Op, message: Any, *frames: bytes) -> None:
         sent = self.client.request(op, message, frames, self.now_s)
-        if not self.client.held:
+        if sent:
             self._post(sent)
 
     def advance(self, seconds: float) -> None:
@@ -149,7 +158,7 @@ class ProtocolPair:
         """Begin a request on a faultless network and return its reply."""
         self.request(op, message, *frames)
         self.settle()
-        for _ in range(2 * self.client.held):  # it asks after what was given up, and then sends this one
+        for _ in range(2 * self.holds):  # it asks after what was given up, and then sends this one
             self.advance(0)
             self.settle()
         assert self.client.pending is None, "no reply came"
@@ -185,12 +194,7 @@ def outcome(request: Incoming) -> tuple[Any, list[bytes]]:
     return Done(), [b"did " + bytes(frame) for frame in request.frames]
 
 
-SESSION_REQUESTS = {
-    Op.RESET: Reset(),
-    Op.STEP: Step(b"\x04"),
-    Op.CALL: Call("render", b""),
-    Op.CLOSE: Close(),
-}
+SESSION_REQUESTS = {Op.RESET: Reset(), Op.STEP: Step(b"\x04"), Op.CALL: Call("render", b""), Op.CLOSE: Close()}
 
 
 def failure_in(packet: Packet) -> messages.Failure:

@@ -51,10 +51,12 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[Effect] = []
         self.listener: Callable[[Effect], None] = lambda call: None
+        self.misfit = ""  # of the actions of each partial batch
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def called(*arguments: Any, **named: Any) -> None:
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        def called(*arguments: Any, **named: Any) -> str:
             self.calls.append(EFFECTS[name](*arguments, **named))
             self.listener(self.calls[-1])
+            return self.misfit
 
         return called

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from envhub_server.catalog.registry import Recipe
-from envhub_server.ipc.control import Built, CallFailed, CallResults, Closing, Mapped
-from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.ipc.control import Built, Closing, Mapped
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
 from envhub_server.session.building import WorkerCount
 from envhub_server.session.launcher import Machine, Restarts, WorkerRules
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
 from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase
-from recorder import Effect, Recorder, Tell, events
+from recorder import Answer, Effect, Recorder, Tell, events
 
-from envhub.protocol.messages import Failure, Make, Send
+from envhub.protocol.messages import Done, Failure, Make, Send
 
 MACHINE = Machine((0, 1, 2, 3), 4, quota=True)  # with which nobody spins
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
@@ -56,8 +55,8 @@ class Session(SessionMachine):
         if isinstance(event, WorkerExited):
             self.on_exited(now_s, event)
             return "on_exited"
-        if isinstance(event, WorkerSaid):
-            self.on_said(now_s, event)
+        if isinstance(event, WorkerMessage):
+            self.on_message(now_s, event)
         else:
             getattr(self, event.method)(now_s, *vars(event).values())
         return getattr(event, "method", "") if handler is None else handler.__name__
@@ -67,11 +66,8 @@ class Session(SessionMachine):
         process = self.slots[worker].process if worker < len(self.slots) else None
         return worker if process is None else process.number
 
-    def said(self, worker: int, message: Any, now_s: float = 0.0) -> list[Effect]:
-        """A call's answer repeats its number."""
-        if isinstance(message, (CallResults, CallFailed)) and not message.number:
-            message = replace(message, number=self.requests.call_number)
-        return self.handle(WorkerSaid(self.number(worker), message), now_s)
+    def worker_sent(self, worker: int, message: Any, now_s: float = 0.0) -> list[Effect]:
+        return self.handle(WorkerMessage(self.number(worker), message), now_s)
 
     def exited(self, worker: int, cause: ExitCause = KILLED, now_s: float = 0.0) -> list[Effect]:
         return self.ended(self.number(worker), cause, now_s)
@@ -82,7 +78,7 @@ class Session(SessionMachine):
 
     def closes(self, process: int, *rows: int, now_s: float = 0.0) -> None:
         """The process of this number says which rows it closes now; without any it has closed all."""
-        assert self.handle(WorkerSaid(process, Closing([*rows])), now_s) == []
+        assert self.handle(WorkerMessage(process, Closing([*rows])), now_s) == []
 
     def closed(self, process: int, now_s: float = 0.0) -> list[Effect]:
         """What is done once the process of this number has closed its envs and ended."""
@@ -94,14 +90,13 @@ class Session(SessionMachine):
 
     def sends(self, *rows: int) -> None:
         """Have a partial batch of these rows posted."""
-        self.request(Send([*rows], b"\x04"))
-        self.handle(events.PartPosted(len(rows)))
+        assert self.request(Send([*rows], b"\x04"))[-1:] == [Answer(Done())]
 
     def replaced(self, worker: int = 0, now_s: float = 1e9) -> list[Effect]:
         """What is done once a new process serves the rows of a worker that has ended."""
         self.elapsed(now_s)
-        self.said(worker, built(), now_s)
-        return self.said(worker, Mapped(), now_s)
+        self.worker_sent(worker, built(), now_s)
+        return self.worker_sent(worker, Mapped(), now_s)
 
     def rows_done(self) -> list[Effect]:
         return self.handle(events.RowsDone())
@@ -144,36 +139,37 @@ def only_tell(kind: type, calls: Iterable[Effect]) -> Any:
 
 def validate(state: SessionMachine) -> None:
     """Check what always holds between two events."""
-    ownership, asked, slots = state.ownership, state.requests.asked, state.slots
+    ownership, asked, slots = state.ownership, state.requests.pending_reply, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
-    assert asked or state.phase not in (Phase.MOVING, Phase.CALLING)
+    assert asked or state.phase is not Phase.MOVING
     assert asked or ownership.takeover_pending or state.phase not in MAKING
     assert ownership.driver is Driver.HUB or not state.partial_batches.rows_out
     assert ownership.takeover_pending or ownership.let_go_by_s == math.inf
-    assert not state.partial_batches.receiving or asked
+    assert not state.partial_batches.waiting or state.partial_batches.rows_out
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
     assert state.phase is not Phase.CLOSING or slots.alive
     spares = state.replacement.spares
-    # One more may be made to recycle a worker; a session that is over replaces none.
-    assert state.phase in OVER or spares.unused <= spares.wanted + 1
+    # One more may be made to recycle a worker, which a restore may replace meanwhile; one that is over replaces none.
+    more = len(slots) if state.make.snapshots else 1
+    assert state.phase in OVER or spares.unused <= spares.wanted + more
     assert len({process.number for process in slots.processes}) == len(slots.processes)
     for number, spare in slots.spares.items():
         assert number == spare.number and slots.of(spare) is None
-        assert spare.stage in (Stage.BUILDING, Stage.BUILT, Stage.LEAVING)
+        stages = (Stage.MAPPING, Stage.MAPPED) if spare.is_restored else (Stage.BUILDING, Stage.BUILT)
+        assert spare.stage in (*stages, Stage.LEAVING)
     for slot in slots:
         validate_slot(state, slot)
 
 
 def validate_slot(state: SessionMachine, slot: Slot) -> None:
-    process, phase = slot.process, state.phase
-    assert process is None or (process.place == slot.index and process.stage is not Stage.LEAVING)
+    process = slot.process
+    assert process is None or (process.slot_index == slot.index and process.stage is not Stage.LEAVING)
     assert slot.serving is None or (slot.loss is None and slot.serving.made is None)
-    if phase in SERVING:
+    if state.phase in SERVING:
         assert (slot.loss is None) == (slot.serving is not None)
         assert process is not None or slot.restart_at_s < math.inf
-    if phase not in (*MAKING, Phase.CALLING, *OVER):
-        assert not slot.waiting and (state.requests.asked or slot.pending is None)
+        assert not slot.waiting
 
 
 def restarts(restarts_max: int = 5) -> Restarts:
@@ -182,7 +178,14 @@ def restarts(restarts_max: int = 5) -> Restarts:
 
 def built(*observations: bytes) -> Built:
     return Built(
-        list(observations or [OBSERVATION]), ACTION, [["<f4", [4]]], [["<i8", []]], b"meta", "rgb_array", "{}", fit=True
+        list(observations or [OBSERVATION]),
+        ACTION,
+        [["<f4", [4]]],
+        [["<i8", []]],
+        b"meta",
+        "rgb_array",
+        "{}",
+        may_share_process=True,
     )
 
 
@@ -205,10 +208,10 @@ def ready(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session that is made, idle."""
     session = begun(num_envs, workers, **make)
     for worker in range(len(session.slots)):
-        session.said(worker, built())
+        session.worker_sent(worker, built())
     for worker in range(len(session.slots)):
-        session.said(worker, Mapped())
-    assert session.phase is Phase.READY and not session.requests.asked
+        session.worker_sent(worker, Mapped())
+    assert session.phase is Phase.READY and not session.requests.pending_reply
     return session
 
 

@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import (
-    OP_RESET,
-    OP_STEP,
-    STATUS_INFO,
-    STATUS_OK,
-    STATUS_RAISED,
-    Arena,
-    ArenaDriver,
-    allocate,
-)
+from envhub.arena.memory import OP_RESET, OP_STEP, STATUS_INFO, STATUS_OK, STATUS_RAISED, Arena, ArenaDriver, allocate
 from envhub.values.actions import DTYPES, OUT_OF_BAND, PYTHON
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -46,9 +37,9 @@ class Sides(NamedTuple):
         """One step of all rows, each of which shows ``value``; returns what they show."""
         self.driver.post(OP_STEP, CODES, actions(ROWS))
         self.finish(value=value)
-        return self.shown()
+        return self.brief()
 
-    def shown(self) -> list[float]:
+    def brief(self) -> list[float]:
         return [float(value) for value in self.driver.observations()[0][:, 0]]
 
     def send(self, *rows: int) -> None:
@@ -137,7 +128,7 @@ def test_another_driver_goes_on_where_the_last_one_was(sides: Sides) -> None:
     assert successor.step(2) == [2] * ROWS
     assert sides.arena.request.tolist() == [2] * ROWS
     sides.driver.forget()
-    assert sides.step(3) == [3] * ROWS and successor.shown() == [3] * ROWS
+    assert sides.step(3) == [3] * ROWS and successor.brief() == [3] * ROWS
 
 
 def test_driver_that_takes_over_has_no_rows_of_parts(sides: Sides) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import re
@@ -12,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envhub.arena.layout import Layout
+from envhub.arena.layout import MESSAGE_BYTES, Layout
 from envhub.arena.memory import DRIVER_CLIENT, LARGE, STATUS_INFO, STATUS_RAISED, Arena, allocate
+from envhub.transport.descriptors import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK
 from envhub.values.leaf import Leaf
 
 LAYOUT = Layout(3, (Leaf("<f4", (2,)),), (Leaf("<i8", ()),), 64)
@@ -96,11 +98,24 @@ def test_client_may_post_until_it_is_told_otherwise(arena: Arena) -> None:
 
 
 def test_rows_of_which_the_hub_has_heard_more(arena: Arena) -> None:
-    assert not arena.said_by_channel().any() and not arena.noted()
+    assert not arena.sent_by_channel() and not arena.has_infos()
     arena.status[0] = STATUS_RAISED
     arena.info_length[1:] = LAYOUT.info_bytes + 1
     arena.info_template[2], arena.rooms[2] = LARGE, LAYOUT.info_bytes + 1
-    assert arena.noted() and arena.said_by_channel().tolist() == [True, True, False]
+    assert arena.has_infos() and arena.sent_by_channel() == [0, 1]
+
+
+def test_message_and_results_are_where_there_is_room_for_them_and_else_nowhere(arena: Arena) -> None:
+    large = bytes([1]) * (MESSAGE_BYTES + 1)
+    assert arena.put_message(large[1:]) and arena.message() == large[1:] and not arena.put_message(large)
+    arena.give_room(LAYOUT.rows, len(large))
+    assert arena.put_message(large) and arena.message() == large
+    for nonsense in (-1, len(large) + 1):
+        arena._message_length[0] = nonsense
+        assert arena.message() == b""
+    arena.status[1:], arena.info_length[1:] = (STATUS_RAISED, STATUS_INFO), 5
+    arena.infos[2, :5] = range(5)
+    assert arena.result(0) == b"" and arena.result(1) is None and arena.result(2) == bytes(range(5))
 
 
 def test_infos_of_one_form_are_read_at_once_and_others_by_template(arena: Arena) -> None:
@@ -136,3 +151,42 @@ def test_children_of_a_process_get_its_arena_only_where_that_is_wanted(in_childr
     (flags,) = [each.rpartition("VmFlags:")[2].split() for each in mappings if f" {inode} " in each.partition("\n")[0]]
     assert ("dc" not in flags) is in_children  # Linux: the mapping is not copied at a fork
     assert arena.done.tolist() == [0, 0, 0]
+
+
+# --- seals ------------------------------------------------------------------------------------------------------------
+
+
+def memory(nbytes: int, seals: int) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    return fd
+
+
+@pytest.mark.parametrize("seals", [0, F_SEAL_GROW], ids=["not at all", "against growth"])
+def test_memory_that_is_not_sealed_against_shrinking_is_not_mapped(seals: int) -> None:
+    fd = memory(LAYOUT.nbytes(), seals)
+    with pytest.raises(ValueError, match="sealed"):
+        Arena(LAYOUT, fd)
+    os.close(fd)
+
+
+def test_sealed_memory_that_is_too_small_is_not_mapped() -> None:
+    fd = memory(LAYOUT.nbytes() - 1, F_SEAL_SHRINK)
+    with pytest.raises(ValueError, match="length"):
+        Arena(LAYOUT, fd)
+    os.close(fd)
+
+
+def test_file_that_cannot_be_sealed_is_not_mapped() -> None:
+    with pytest.raises(OSError, match="argument"), open("/dev/zero", "r+b") as zero:
+        Arena(LAYOUT, zero.fileno())
+
+
+def test_memory_that_the_hub_allocates_can_be_neither_cut_nor_unsealed() -> None:
+    fd = allocate(LAYOUT)
+    Arena(LAYOUT, fd).close()
+    for cut in (lambda: os.ftruncate(fd, 0), lambda: fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_GROW)):
+        with pytest.raises(PermissionError):
+            cut()
+    os.close(fd)

@@ -23,7 +23,7 @@ class Fixture:
         self.silent_s = 0.0
         self.reached = True
         self.now_s = 100.0
-        self.liveness = ClientLiveness(self.pair.hub, 60.0, lambda connection: self.silent_s)
+        self.liveness = ClientLiveness(self.pair.hub, lambda connection: self.silent_s)
         self.liveness.check_soon(self.now_s)
 
     def look(self, seconds: float = 1.0, heartbeat_s: float = 1.0) -> bool:
@@ -93,7 +93,7 @@ def test_what_a_client_had_sent_before_its_connection_ended_brings_it_back_for_a
         peer = client.pair.hub.peer_of(TOKEN)
         assert peer is not None
         for _ in range(3):
-            client.liveness.heard_late(peer, client.now_s)
+            client.liveness.on_late_message(peer, client.now_s)
         assert client.liveness.next_s == client.now_s and len([*client.liveness.suspects(client.now_s)]) == 1
         assert client.look()
 

@@ -45,7 +45,7 @@ def test_session_that_a_failure_has_ended_is_lost_without_another_request() -> N
     pair = joined()
     step_on_its_way(pair)
     over = Failure("session_lost", "session", "it was closed")
-    found = say(pair, REPLY | Op.FAILURE, pair.client._session_seq, over)
+    found = say(pair, REPLY | Op.FAILURE, pair.client.last_seq, over)
     assert found is not None and found.message == pair.client.goodbye == over
     assert pair.client.loss(pair.now_s) == "it was closed"
 
@@ -65,13 +65,10 @@ def test_refused_number_is_no_answer_while_a_copy_of_a_request_that_was_given_up
     pair.client.give_up()  # nothing is pending
     pair.request(Op.RESET, Reset())
     assert say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply("unknown")) is None
-    assert say(pair, REPLY | Op.FAILURE, 3, BAD_SEQ) is None and pair.client.pending is Op.RESET
+    assert say(pair, REPLY | Op.FAILURE, 3, BAD_SEQ) is None and pair.pending is Op.RESET
     other = Failure("env_raised", "env", "no", env_index=0)
     found = say(pair, REPLY | Op.FAILURE, 3, other)
     assert found is not None and found.message == other
-
-
-# --- connections that are made again ---------------------------------------------------------------------------------
 
 
 # --- requests that end their connection -------------------------------------------------------------------------------
@@ -85,7 +82,7 @@ def ended_connections(pair: ProtocolPair, state: str = "unknown") -> int:
             return count
         pair.reconnect()
         pair.advance(0)
-        if pair.client.pending in messages.SESSION_OPS:
+        if pair.pending in messages.SESSION_OPS:
             say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply(state))
             pair.advance(0)
     raise AssertionError("it is sent for ever")
@@ -115,9 +112,6 @@ def test_connections_that_end_before_a_request_is_sent_or_while_it_runs_do_not_c
             pair.advance(0)
             say(pair, REPLY | Op.HEARTBEAT, 2, HeartbeatReply(state))
         assert pair.client.cut_off is None
-
-
-# --- notices ----------------------------------------------------------------------------------------------------------
 
 
 def test_notices_of_the_session_are_kept_short_and_few() -> None:
@@ -151,7 +145,7 @@ def test_message_that_says_nothing_of_the_request_that_was_given_up_does_not_set
 ) -> None:
     pair = given_up()
     assert say(pair, op, seq, message, token) is None
-    assert pair.client.unsettled and pair.client.held
+    assert pair.client.unsettled and pair.holds
 
 
 def test_request_that_was_given_up_ends_while_a_question_waits() -> None:
@@ -247,9 +241,6 @@ def test_time_in_which_the_program_was_stopped_is_no_silence_of_the_hub() -> Non
         pair.client.looked(back_s + second)
     assert pair.client.loss(back_s + prelude.RECONNECT_S - 2) == ""
     assert "reconnect_timeout" in pair.client.loss(back_s + prelude.RECONNECT_S - 1)
-
-
-# --- what several hubs need -------------------------------------------------------------------------------------------
 
 
 def test_silence_lasts_from_the_request_or_the_loss_of_the_connection() -> None:

@@ -5,14 +5,17 @@ import enum
 import sys
 from typing import Any
 
-import msgpack
-import msgpack_numpy
 import numpy as np
 import pytest
 from hypothesis import given
-from support.codec_values import QUICK, Opaque, arrays, round_trip, same, scalars, text_and_time, values
+from support.codec_values import QUICK, Opaque, arrays, round_trip, same, text_and_time, values
 
 from envhub.values import codec
+
+
+class Mine(np.ndarray):
+    """An array of a class that the codec does not know."""
+
 
 # --- what it carries --------------------------------------------------------------------------------------------------
 
@@ -89,24 +92,6 @@ def test_lone_surrogates_are_carried() -> None:
     assert round_trip({text: [text, "\ud800"]}) == {text: [text, "\ud800"]}
 
 
-# --- interoperation with msgpack_numpy --------------------------------------------------------------------------------
-
-
-@QUICK
-@given(arrays | scalars)
-def test_stock_msgpack_numpy_reads_our_arrays(value: Any) -> None:
-    found = msgpack.unpackb(codec.encode({"x": value}), object_hook=msgpack_numpy.decode)
-    assert same(found["x"], value)
-
-
-@QUICK
-@given(arrays | scalars)
-def test_arrays_of_stock_msgpack_numpy_are_read(value: Any) -> None:
-    blob = msgpack.packb({"x": value}, default=msgpack_numpy.encode)
-    # To msgpack itself a float64 is the float it extends.
-    assert same(codec.decode(blob)["x"], float(value) if type(value) is np.float64 else value)
-
-
 # --- what it cannot carry ---------------------------------------------------------------------------------------------
 
 
@@ -142,8 +127,8 @@ def test_value_without_a_form_travels_as_its_repr_where_that_is_allowed(value: A
 
 
 def test_text_in_place_of_a_value_is_passed_on_as_such() -> None:
-    found = round_trip(codec.Represented("<a simulator>"))
-    assert type(found) is codec.Represented and repr(found) == "<a simulator>"
+    found = round_trip(codec.Repr("<a simulator>"))
+    assert type(found) is codec.Repr and repr(found) == "<a simulator>"
 
 
 def test_repr_that_raises_does_not_fail_the_encoding() -> None:
@@ -156,6 +141,16 @@ def test_cycle_is_refused_or_ended_by_a_repr() -> None:
     with pytest.raises(codec.EncodeError):
         codec.encode(cycle)
     assert codec.decode(codec.encode(cycle, codec.as_repr)) == [1, {"again": repr(cycle)}]
+
+
+@pytest.mark.parametrize("step", [1, -2])
+def test_large_array_is_encoded_in_pieces_as_it_is_in_whole(step: int) -> None:
+    array = np.arange(codec.PIECE_BYTES // 4)[::step]
+    pieces = codec.encode_pieces(array)
+    assert len(pieces) == 2 and same(codec.decode(b"".join(pieces)), np.ascontiguousarray(array))
+    assert same(round_trip(array.view(Mine)), np.ascontiguousarray(array))
+    with pytest.raises(codec.EncodeError):
+        codec.encode_pieces(array.reshape((1,) * codec.NDIM_MAX + (-1,)))
 
 
 def test_array_may_have_as_many_dimensions_as_the_limit() -> None:

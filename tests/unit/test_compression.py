@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,9 +80,20 @@ def test_frame_with_more_behind_it_is_refused(method: str, behind: bytes | None)
         decompressor(method)(sent + (sent if behind is None else behind), LEAST_BYTES)
 
 
-def test_size_that_a_sender_claims_is_never_allocated() -> None:
+@methods
+def test_frame_whose_saving_takes_too_long_is_sent_and_the_next_one_left_out(method: str) -> None:
+    zeros, clock_ns = bytes(LEAST_BYTES), itertools.count(0, 10 * LEAST_BYTES)
+    slow = Compressor(method, byte_ns=9.0, clock_ns=clock_ns.__next__)
+    assert [len(slow.compress(zeros)) < LEAST_BYTES for _ in range(5)] == [True, False, True, False, False]
+    quick = Compressor(method, byte_ns=11.0, clock_ns=clock_ns.__next__)
+    assert all(len(quick.compress(zeros)) < LEAST_BYTES for _ in range(5))
+
+
+@pytest.mark.parametrize("due", [100, 5000])
+def test_size_that_a_sender_claims_is_never_allocated(due: int) -> None:
     import zstandard
 
-    claim = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 16))
+    bomb = zstandard.ZstdCompressor(write_content_size=due != 100).compress(bytes(1 << 16))
+    claim = bomb[:5] + due.to_bytes(4, "little") + bomb[9:] if due != 100 else bomb
     with pytest.raises(DecodeError):
-        decompressor("zstd")(claim, 100)
+        decompressor("zstd")(claim, due)

@@ -1,17 +1,24 @@
-"""Which envs are known to be fit to share a process."""
+"""Which envs may share a process, what they change there, and what later sessions know of them."""
 
 from __future__ import annotations
 
 import functools
+import os
+import random
+from pathlib import Path
 from typing import Any
 
 import ale_py
 import gymnasium
 import numpy as np
 import pytest
+from envhub_server.catalog.registry import ENVS_MAX, EnvFacts, EnvFactsTable, key
+from envhub_server.ipc.control import SHARED
 from envhub_server.worker.row import EnvRunner
-from envhub_server.worker.shared_process import may_share_process
+from envhub_server.worker.shared_process import SharedState, may_share_process
 from gymnasium.wrappers import TimeLimit, TransformReward
+
+from envhub.protocol.messages import Make
 
 
 class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -66,3 +73,67 @@ def test_function_of_the_program_in_a_known_wrapper_may_keep_something_per_proce
         assert not may_share_process(TimeLimit(wrapped, 10), EnvRunner)
     known = TransformReward(gymnasium.make("CartPole-v1"), np.sign)
     assert may_share_process(known, EnvRunner)
+
+
+def test_each_change_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    changes = [
+        lambda: np.random.random(),
+        lambda: random.random(),
+        lambda: monkeypatch.setenv("ENVHUB_TEST_SHARED", "1"),
+        lambda: monkeypatch.chdir(tmp_path),
+    ]
+    for name, change in zip(SHARED, changes, strict=True):
+        state = SharedState()
+        assert state.changed() == []
+        change()
+        assert state.changed() == [name]
+    np.random.default_rng(3).random()
+    random.Random(3).random()
+    assert SharedState().changed() == [] and os.getcwd() == str(tmp_path)
+
+
+def test_program_may_have_another_generator() -> None:
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        state = SharedState()
+        assert state.changed() == []
+        np.random.random()
+        assert state.changed() == [SHARED[0]]
+    finally:
+        np.random.set_bit_generator(own)
+
+
+ALONE, UNSHARED = EnvFacts(own_process=True), EnvFacts(False)
+
+
+def test_key_differs_between_envs_and_is_the_same_for_any_number_of_them() -> None:
+    makes = [
+        Make(4, "CartPole-v1"),
+        Make(4, "CartPole-v0"),
+        Make(4, "CartPole-v1", kwargs=b"k"),
+        Make(4, "CartPole-v1", wrappers=["a:B"], wrapper_kwargs=[b""]),
+        Make(4, "CartPole-v1", wrappers=["a:B"], wrapper_kwargs=[b"x"]),
+        Make(4, factories=b"f", factories_digest="d"),
+        Make(4, factories=b"f", factories_digest="e"),
+    ]
+    assert len({key(make) for make in makes}) == len(makes)
+    assert key(Make(4, "CartPole-v1", seed := b"k")) == key(Make(64, "CartPole-v1", seed, num_workers=7))
+    assert key(Make(4, factories=b"f", factories_digest="d")) == key(Make(4, factories=b"g", factories_digest="d"))
+
+
+def test_last_facts_count_and_those_used_longest_ago_make_room() -> None:
+    table, makes = EnvFactsTable(), [Make(1, f"A-v{number}") for number in range(ENVS_MAX + 1)]
+    assert table.find(makes[0]) == EnvFacts()
+    for make in makes[:-1]:
+        table.learn(make, UNSHARED)
+    table.learn(makes[0], ALONE)
+    table.learn(makes[-1], UNSHARED)
+    assert [table.find(makes[number]) for number in (0, 1, 2, -1)] == [ALONE, EnvFacts(), UNSHARED, UNSHARED]
+
+
+def test_env_that_cannot_be_told_from_others_is_not_remembered() -> None:
+    table = EnvFactsTable()
+    for make in (Make(4, factories=b"f"), Make(4, "CartPole-v1", runner=b"r")):
+        table.learn(make, ALONE)
+        assert key(make) == "" and table.find(make) == EnvFacts()

@@ -1,4 +1,4 @@
-"""Which row of a worker that has ended gets what: one test for each row of the table in ``memory.stand_ins``."""
+"""Which row of a worker that has ended gets what: one test for each row of the table in ``memory.lost_rows``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from envhub_server.memory.lost_rows import Plan, plan_rows, posted_rows
 from envhub_server.memory.session_memory import Words
-from envhub_server.memory.stand_ins import Plan, plan_rows, posted_rows
 
-from envhub.arena.memory import ENDED, FRESH, ONGOING, OP_OUT_OF_BAND, OP_PART, OP_RESET, OP_STEP, REPORT_PENDING
+from envhub.arena.memory import (
+    ENDED,
+    FRESH,
+    ONGOING,
+    OP_CALL,
+    OP_OUT_OF_BAND,
+    OP_PART,
+    OP_RESET,
+    OP_SET_ATTR,
+    OP_STEP,
+    REPORT_PENDING,
+)
 
 DONE = (5, 5)
 UNDER_WAY = (6, 5)
@@ -17,7 +28,7 @@ UNDER_WAY = (6, 5)
 
 def words(*rows: tuple[tuple[int, int], int, int]) -> Words:
     """The words of rows 1, 3, 5 and so on, as of the second of two workers: request and done, op, needs_reset."""
-    columns = zip(*((*numbers, op, needs_reset) for numbers, op, needs_reset in rows), strict=True)
+    columns = zip(*((*numbers, op, needs_reset, 0) for numbers, op, needs_reset in rows), strict=True)
     return Words(np.arange(1, 2 * len(rows), 2), *map(np.array, columns))
 
 
@@ -61,7 +72,7 @@ def test_step_under_way_is_completed_as_lost(op: int) -> None:
 
 def test_reset_of_a_row_that_the_request_names_is_left_to_the_next_worker() -> None:
     planned = plan_rows(words((UNDER_WAY, OP_RESET, ONGOING), (DONE, OP_RESET, ONGOING)), [1], raises=False)
-    assert found(planned) == {"waiting": [1], "needs_reset": [FRESH, REPORT_PENDING]}
+    assert found(planned) == {"waiting": [1], "again": [3], "needs_reset": [FRESH, REPORT_PENDING]}
 
 
 def test_reset_that_is_done_is_under_way_again_with_those_of_the_same_request() -> None:
@@ -83,8 +94,23 @@ def test_row_that_the_reset_leaves_out_waits_with_those_that_it_names() -> None:
 
 @pytest.mark.parametrize(("resetting", "raises"), [(None, False), (None, True), ([1], True), ([], True)])
 def test_reset_that_cannot_be_repeated_is_completed_as_lost(resetting: list[int] | None, raises: bool) -> None:
-    planned = plan_rows(words((UNDER_WAY, OP_RESET, ONGOING)), resetting, raises)
+    planned = plan_rows(words((UNDER_WAY, OP_RESET, ONGOING))._replace(begun=np.array([6])), resetting, raises)
     assert found(planned) == {"lost": [1], "needs_reset": [FRESH]}
+
+
+def test_reset_that_its_worker_had_not_begun_is_left_to_the_next_even_if_the_loss_raises() -> None:
+    planned = plan_rows(words((UNDER_WAY, OP_RESET, ONGOING), (UNDER_WAY, OP_RESET, ONGOING)), [1, 3], raises=True)
+    assert found(planned) == {"waiting": [1, 3], "needs_reset": [FRESH, FRESH]}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize(("begun", "failed"), [((6, 6, 0), {"failed": [3, 5]}), ((5, 5, 5), {}), ((0, 0, 0), {})])
+def test_call_fails_if_its_worker_had_begun_it_and_is_left_to_the_next_worker_otherwise(
+    begun: tuple[int, ...], failed: dict[str, Any], raises: bool
+) -> None:
+    rows = words((DONE, OP_CALL, ONGOING), (UNDER_WAY, OP_CALL, ONGOING), (UNDER_WAY, OP_SET_ATTR, ONGOING))
+    planned = plan_rows(rows._replace(begun=np.array(begun)), None, raises)
+    assert found(planned) == {**failed, "needs_reset": [REPORT_PENDING] * 3}
 
 
 def test_steps_that_are_posted_later_report_the_loss_once_and_then_wait_for_the_next_worker() -> None:

@@ -20,7 +20,7 @@ from envhub_client.federation.placement import Room, checked_split, divided, pla
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import Shares
+from envhub_client.session.session import WholeWorkers
 from gymnasium.spaces import Box, Discrete
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -163,31 +163,31 @@ def test_actions_out_of_band_go_to_the_hubs_of_their_rows(data: st.DataObject, p
     assert found == [(row, b"action %d" % row) for row in rows]
 
 
-# --- shares of vector envs --------------------------------------------------------------------------------------------
+# --- workers of vector envs -------------------------------------------------------------------------------------------
 
 
 def test_share_begins_once_all_envs_of_a_hubs_worker_are_sent() -> None:
-    shares, begun = Shares([range(0, 4, 2), range(1, 4, 2), range(4, 7)]), list[Any]()
+    workers, begun = WholeWorkers([range(0, 4, 2), range(1, 4, 2), range(4, 7)]), list[Any]()
 
     def begin(env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         begun.append((env_ids.tolist(), arrays[0].tolist()))
 
     def send(*env_ids: int) -> None:
-        shares.send(np.array(env_ids), b"c", [np.array(env_ids) * 10], begin)
+        workers.send(np.array(env_ids), b"c", [np.array(env_ids) * 10], begin)
 
     send(0, 5)
-    assert not begun and shares.held == [0, 5] and shares.missing == [2, 4, 6]
+    assert not begun and workers.held == [0, 5] and workers.missing == [2, 4, 6]
     with pytest.raises(ValueError, match=r"envs \[5\] are sent already, and wait for envs \[2, 4, 6\]"):
         send(5)
     send(2)
-    assert begun == [([0, 2], [0, 20])] and shares.held == [5]
+    assert begun == [([0, 2], [0, 20])] and workers.held == [5]
     send(4, 6, 1, 3)
-    assert begun[1:] == [([1, 3, 4, 5, 6], [10, 30, 40, 50, 60])] and shares.held == []
+    assert begun[1:] == [([1, 3, 4, 5, 6], [10, 30, 40, 50, 60])] and workers.held == []
     send(0)
-    shares.give_up()
-    assert shares.held == [] == shares.missing
+    workers.give_up()
+    assert workers.held == [] == workers.missing
     send(0)
-    assert shares.held == [0]
+    assert workers.held == [0]
 
 
 def test_no_more_processes_host_envs_than_there_are() -> None:
@@ -297,13 +297,7 @@ class OneHub:
         self.outstanding_rows[env_ids] = True
         self._begin(f"rows {env_ids.tolist()} {arrays[0].tolist()}")
 
-    def ask_rows(self) -> None:
-        pass
-
-    def confirm_rows(self, timeout: float | None) -> None:
-        pass
-
-    def done_rows(self) -> int:
+    def done_rows(self, min_envs: int = 1) -> int:
         return self.outstanding
 
     def _batch(self, rows: np.ndarray, into: Any = None) -> Batch:
@@ -343,15 +337,15 @@ class Slow(OneHub):
 
     asked = 0
 
-    def done_rows(self) -> int:
+    def done_rows(self, min_envs: int = 1) -> int:
         self.asked += 1
-        return 0 if self.asked == 1 else super().done_rows()
+        return 0 if self.asked == 1 else super().done_rows(min_envs)
 
 
 class Raising(OneHub):
     """A lane whose row 0, env 4, raises when its results are asked for, while the others are still under way."""
 
-    def done_rows(self) -> int:
+    def done_rows(self, min_envs: int = 1) -> int:
         if self.outstanding_rows[0]:
             raise ValueError("row 0 raised") from EnvRaised(4, "ValueError", "row 0 raised", "", 0, "")
         return self.outstanding
@@ -481,7 +475,7 @@ def test_hub_is_told_only_of_its_own_rows_that_reached_the_caller() -> None:
     lost.lane.taken(np.array([0]))
     lost.rebuild.over = True
     lost.lane.begin_rows(np.array([0, 2]), b"c", [ACTIONS[[0, 2]]])
-    lost.lane.ask_rows()
+    lost.lane.done_rows()
     lost.lane.taken(np.array([2]))  # the hub's lane may have read a part of the result of row 0, and drop it
     assert lost.hub.begun == ["rows [0] [7]"] and lost.hub.taken_rows == []
     lost.lane.taken(np.array([0]))
@@ -516,7 +510,7 @@ def test_observation_of_rows_that_were_not_returned_is_not_their_last() -> None:
     assert truncated(lost.step()) == [0, 1, 2]
     lost.rebuild.over = True
     lost.lane.begin_rows(np.array([0]), b"c", [ACTIONS[[0]]])
-    lost.lane.ask_rows()
+    lost.lane.done_rows()
     assert lost.lane.wait_rows(1, 0).observations[0].ravel().tolist() == [100.0]
     assert lost.lane.last_observations()[0].ravel().tolist() == [10.0, 11.0, 12.0]
     lost.lane.taken(np.array([0]))
@@ -528,7 +522,7 @@ class Failing(OneHub):
 
     error: EnvHubError
 
-    def done_rows(self) -> int:
+    def done_rows(self, min_envs: int = 1) -> int:
         self.error.env_ids = np.flatnonzero(self.outstanding_rows).tolist()
         raise self.error
 
@@ -605,10 +599,10 @@ class Rebuilder:
 class Ended(OneHub):
     """A lane of a hub that is lost once it has answered."""
 
-    def done_rows(self) -> int:
+    def done_rows(self, min_envs: int = 1) -> int:
         if self.begun[1:]:
             raise LOSS
-        return super().done_rows()
+        return super().done_rows(min_envs)
 
 
 def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -> None:
@@ -668,9 +662,9 @@ def test_waiting_step_that_an_interrupt_has_met_is_begun_once() -> None:
         lost.lane.begin_rows(np.array(rows), b"c", [ACTIONS[rows]])
     lost.rebuild.over = True
     with pytest.raises(KeyboardInterrupt):
-        lost.lane.ask_rows()
+        lost.lane.done_rows()
     assert lost.lane.outstanding == 3
-    lost.lane.ask_rows()
+    lost.lane.done_rows()
     assert lost.hub.begun == ["rows [0, 2] [7, 9]", "rows [1] [8]"]
     assert truncated(lost.lane.wait_rows(1, 0)) == []
 
@@ -707,7 +701,7 @@ def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() 
     lost.lane.rows.truncate_waiting()
     assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1]  # an interrupt came before they were taken
     lost.rebuild.over = True
-    lost.lane.ask_rows()
+    lost.lane.done_rows()
     lost.lane.begin_rows(np.arange(3), b"c", [ACTIONS])
     assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1] and lost.lane.waiting_rows.tolist() == [2]
 
@@ -718,7 +712,7 @@ def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
     rows.waiting = [(np.array([3, 1]), b"c", [np.array([30, 10])]), (np.array([2]), b"c", [np.array([20])])]
     first, second = rows.of(range(2)), rows.of(range(2, 4))
     assert [each.earlier[0].tolist() for each in (first, second)] == [[0, 1], [2, 3]]
-    assert [each.due.tolist() for each in (first, second)] == [[True, False], [False, False]]
+    assert [each.truncates.tolist() for each in (first, second)] == [[True, False], [False, False]]
     assert [each.truncation_pending.tolist() for each in (first, second)] == [[True, True], [False, False]]
     assert [each.no_new_observation.tolist() for each in (first, second)] == [[True, True], [True, False]]
     waiting = [[(ids.tolist(), arrays[0].tolist()) for ids, _, arrays in each.waiting] for each in (first, second)]
@@ -746,9 +740,11 @@ def test_row_is_not_sent_while_its_truncation_waits_for_the_caller() -> None:
     lost = Lost()
     assert truncated(lost.step()) == [0, 1, 2]
     lost.lane.begin_rows(np.array([1]), b"c", [ACTIONS[1:2]])
-    lost.lane.rows.truncation_pending[1] = lost.lane.rows.due[1] = True  # an interrupt came in ``truncate_waiting``
+    lost.lane.rows.truncation_pending[1] = lost.lane.rows.truncates[1] = (
+        True  # an interrupt came in ``truncate_waiting``
+    )
     lost.rebuild.over = True
-    lost.lane.ask_rows()
+    lost.lane.done_rows()
     assert lost.hub.begun == [] and truncated(lost.lane.wait_rows(1, 0)) == [1]
 
 

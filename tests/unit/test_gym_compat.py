@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 import sys
+import types
+from importlib import reload
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
+import gymnasium as gym
 import numpy as np
 import pytest
 from envhub_server.worker.gym_compat import adapt, make, pins
 from envhub_server.worker.row import EnvRunner
 from gymnasium import logger, spaces
+
+from envhub.values import gym_api, pickling
 
 SPACE = spaces.Box(0, 9, (1,), np.float32)
 
@@ -235,3 +242,45 @@ def test_id_that_only_gym_knows_is_made_by_gym(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "gym", gym)  # type: ignore[arg-type]
     assert make("sys:Old-v0", {}).unwrapped.seeds == []
     assert type(make("CartPole-v1", {}).unwrapped).__name__ == "CartPoleEnv"
+
+
+# --- what is asked of either ------------------------------------------------------------------------------------------
+
+
+def test_gym_stands_for_gymnasium_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ancestor = types.ModuleType("gym")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "gymnasium", None)
+        without.setitem(sys.modules, "gym", ancestor)
+        assert reload(gym_api).api is ancestor
+    assert reload(gym_api).api is gym
+
+
+def test_ids_are_those_of_both_registries() -> None:
+    newer = SimpleNamespace(envs=SimpleNamespace(registration=SimpleNamespace(registry={"B-v0": 1, "A-v0": 2})))
+    entries = SimpleNamespace(env_specs={"Old-v0": 1})
+    older = SimpleNamespace(envs=SimpleNamespace(registration=SimpleNamespace(registry=entries)))
+    assert gym_api.registered(newer) == ["A-v0", "B-v0"] and gym_api.registered(older) == ["Old-v0"]
+
+
+def test_entry_of_the_registry_is_pickled_with_its_functions_apart() -> None:
+    arm = functools.partial(dict, joints=3)
+    plain, callables = pickle.loads(gym_api.pickled(SimpleNamespace(id="Arm-v0", entry_point=arm)))
+    assert (
+        plain.id == "Arm-v0" and plain.entry_point is None and pickle.loads(callables["entry_point"])() == {"joints": 3}
+    )
+    named = SimpleNamespace(id="Arm-v0", entry_point="arms:Arm")
+    assert pickle.loads(gym_api.pickled(named)) == (named, {})
+    assert pickling.dumps(arm)
+
+
+class Vec:
+    """An object with the parts of a ``VecEnv``."""
+
+    num_envs, observation_space, action_space = 2, spaces.Discrete(2), spaces.Discrete(2)
+
+    def step_async(self) -> None: ...
+
+
+def test_vector_env_of_another_library_is_told_by_its_parts() -> None:
+    assert gym_api.why_not_env(Vec()).startswith("a vector env: pass vector=True")

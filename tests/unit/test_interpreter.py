@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from envhub_client.private_hub.program_environment import interpreter_flags, start_flags
 from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import (
     ONE_THREAD,
     OWN,
-    SAID_BYTES_MAX,
+    START_BYTES_MAX,
     InterpreterKey,
     InterpreterUnusable,
     Start,
@@ -22,6 +23,7 @@ from envhub_server.processes.interpreter import (
     waits,
     what_is_wrong,
 )
+from envhub_server.worker import name_lister
 
 OF_THE_HUB = {"PATH": "/bin", "PYTHONPATH": "/ros", "PYTHONHOME": "/x", "VIRTUAL_ENV": "/v", "LD_LIBRARY_PATH": "/l"}
 
@@ -32,7 +34,7 @@ def line(**fields: Any) -> bytes:
 
 def start(*lines: bytes) -> Start:
     found = Start()
-    found.hear(b"".join(lines))
+    found.feed(b"".join(lines))
     return found
 
 
@@ -149,15 +151,58 @@ def test_hanging_interpreter_is_told_with_where_it_is() -> None:
 
 def test_what_no_bootstrap_says_is_left_out() -> None:
     found = Start()
-    found.hear(b"junk\n{}x\n\xff\n[1]\n" + line(unknown=1) + line(python=3) + V38[:5])
+    found.feed(b"junk\n{}x\n\xff\n[1]\n" + line(unknown=1) + line(python=3) + V38[:5])
     assert found.python == "" and not found.last.ready
-    found.hear(V38[5:] + line(ready=True))
+    found.feed(V38[5:] + line(ready=True))
     assert found.python == "3.8.18" and found.last.ready
     endless = Start()
-    endless.hear(b"x" * SAID_BYTES_MAX)
-    endless.hear(b"\n" + line(ready=True))
+    endless.feed(b"x" * START_BYTES_MAX)
+    endless.feed(b"\n" + line(ready=True))
     assert not endless.last.ready
 
 
 def test_missing_module_of_setuptools_is_installed_with_a_version_that_has_it() -> None:
     assert install("python", package_of("pkg_resources.extern")) == "python -m pip install 'setuptools<81'"
+
+
+class Flags:
+    """What ``sys.flags`` has of ``-S -v -i -q``."""
+
+    isolated = ignore_environment = no_user_site = safe_path = optimize = bytes_warning = dont_write_bytecode = 0
+    no_site = verbose = inspect = interactive = quiet = 1
+
+
+def test_options_that_would_break_a_worker_are_left_out() -> None:
+    assert interpreter_flags(Flags(), [], {}) == start_flags(Flags()) == []
+
+
+# --- frames without a screen ------------------------------------------------------------------------------------------
+
+
+def test_missing_library_comes_with_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lister, "_library", lambda name, file: None)
+    assert (
+        name_lister.why_not("egl") == "there is no libEGL: apt-get install libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
+    )
+    assert name_lister.why_not("osmesa") == "there is no libOSMesa: apt-get install libosmesa6"
+
+
+def test_egl_without_a_library_to_draw_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lister, "_library", lambda name, file: object() if name == "EGL" else None)
+    assert name_lister.why_not("egl").endswith("apt-get install libgl1")
+
+
+def test_missing_pyopengl_is_told_where_mujoco_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> Any:
+        return None if name == "OpenGL" else object()
+
+    monkeypatch.setattr(name_lister, "find_spec", find)
+    assert name_lister.why_not("egl").endswith("pip install PyOpenGL")
+
+
+def test_device_that_this_user_may_not_open_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lister.glob, "glob", lambda pattern: ["/dev/dri/renderD129", "/dev/dri/renderD128"])
+    monkeypatch.setattr(name_lister.os, "access", lambda path, mode: path.endswith("9"))
+    assert name_lister._permissions().startswith("this user may not open /dev/dri/renderD128: add it to the group")
+    monkeypatch.setattr(name_lister.os, "access", lambda path, mode: True)
+    assert name_lister._permissions() == ""

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from envhub_client.connection.connection import ConnectionLock, KeepAlive
+from envhub_client.connection import connection
+from envhub_client.connection.connection import Connection, ConnectionLock, KeepAlive
 from envhub_client.session.pending import InUse
 
+from envhub.protocol.prelude import NO_SESSION, RECONNECT_S
+
 DEADLINE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look after connections more often than is needed."""
+    monkeypatch.setattr(connection, "CHECK_S", 0.02)
 
 
 class Counted:
@@ -111,6 +122,17 @@ def test_end_of_a_program_whose_thread_never_started_raises_nothing(monkeypatch:
     monkeypatch.setattr(threading.Thread, "start", lambda _: None)
     keep_alive.add(Counted())
     keep_alive.stop()
+
+
+def test_connection_that_was_just_looked_at_is_left_to_who_waits_for_its_descriptors() -> None:
+    transport = Mock(address="tcp://hub:1", crosses_network=True, closed=False, received_ns=0)
+    transport.receive.return_value = None
+    kept = Connection(transport, NO_SESSION, DEADLINE_S, RECONNECT_S)
+    for looked_s, takes_in in ((math.inf, False), (-math.inf, True)):
+        kept.protocol.looked_s = looked_s
+        kept.keep_alive()
+        assert transport.receive.called == takes_in
+    kept.close()
 
 
 @pytest.mark.parametrize("lock", [ConnectionLock("tcp://hub:1"), InUse()], ids=["connection", "session"])

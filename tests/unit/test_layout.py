@@ -14,8 +14,8 @@ from envhub.arena.layout import (
     ROW_WORDS,
     SLOTS,
     Layout,
-    split_share,
-    whole_shares,
+    are_whole_workers,
+    whole_workers_text,
 )
 from envhub.values.actions import split_results
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
@@ -49,7 +49,7 @@ def test_every_leaf_has_its_field_in_the_order_of_the_space(layout: Layout) -> N
     for number, leaf in enumerate(layout.actions):
         assert fields[f"action/{number}"].nbytes == layout.rows * leaf.items * ACTION_ITEM_BYTES
         assert fields[f"action_code/{number}"].shape == (layout.rows,)
-    assert len(fields) == len(ROW_WORDS) + 2 + len(layout.observations) + 2 * len(layout.actions)
+    assert len(fields) == len(ROW_WORDS) + 7 + len(layout.observations) + 2 * len(layout.actions)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_results_are_rewards_then_terminations_then_truncations() -> None:
 
 
 def test_part_of_a_batch_is_whole_shares() -> None:
-    assert whole_shares([0, 2, 4], 5, 2) and whole_shares([3, 1], 5, 2) and whole_shares(range(5), 5, 2)
-    assert not whole_shares([0, 2], 5, 2) and not whole_shares([1, 0, 3], 5, 2)
-    assert "[[0, 2, 4], [1, 3]]" in split_share(5, 2)
+    assert are_whole_workers([0, 2, 4], 5, 2) and are_whole_workers([3, 1], 5, 2) and are_whole_workers(range(5), 5, 2)
+    assert not are_whole_workers([0, 2], 5, 2) and not are_whole_workers([1, 0, 3], 5, 2)
+    assert "[[0, 2, 4], [1, 3]]" in whole_workers_text(5, 2)

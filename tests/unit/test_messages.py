@@ -9,6 +9,7 @@ from envhub_server.ipc.control import CONTROL, Build, RowFailed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envhub.frozen import Frozen
 from envhub.protocol import messages
 from envhub.protocol.messages import (
     REPLIES,
@@ -71,7 +72,16 @@ def test_field_with_a_default_may_be_missing_and_one_without_may_not(kind: Any) 
 def example(kind: Any, name: str) -> Any:
     """A value that the field accepts."""
     hint = str(kind.__annotations__[name])
-    for start, value in {"str": "x", "int": 1, "bytes": b"x", "bool": True, "Dict": {}, "List": []}.items():
+    for start, value in {
+        "str": "x",
+        "int": 1,
+        "float": 1.0,
+        "bytes": b"x",
+        "bool": True,
+        "Dict": {},
+        "List": [],
+        "ProgramOrigin": {},
+    }.items():
         if hint.startswith(start):
             return value
     raise AssertionError(hint)
@@ -207,8 +217,58 @@ def test_more_rows_than_there_are_are_refused(rows: list[tuple[int, bytes]]) -> 
 
 
 def test_places_of_factories_follow_their_pickle() -> None:
-    whole = messages.with_places(b"abcdef", [(0, 2), (2, 6)])
-    assert messages.places_in(whole, 2) == [(0, 2), (2, 6)] and messages.places_in(b"abcdef", 2) == []
-    for wrong, num_envs in ((whole, 3), (whole[7:], 2), (messages.with_places(b"abc", [(0, 4)]), 1)):
+    whole = messages.append_offsets(b"abcdef", [(0, 2), (2, 6)])
+    assert messages.offsets_in(whole, 2) == [(0, 2), (2, 6)] and messages.offsets_in(b"abcdef", 2) == []
+    for wrong, num_envs in ((whole, 3), (whole[7:], 2), (messages.append_offsets(b"abc", [(0, 4)]), 1)):
         with pytest.raises(ValueError, match="factor"):
-            messages.places_in(wrong, num_envs)
+            messages.offsets_in(wrong, num_envs)
+
+
+# --- ``Frozen`` against what ``dataclass(frozen=True)`` makes ---------------------------------------------------------
+
+
+class Point(Frozen):
+    """A point."""
+
+    x: int
+    tags: tuple[str, ...] = ()
+    notes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+class Pixel(Point):
+    """A point with a color."""
+
+    color: str = "red"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A point, too."""
+
+    x: int
+    tags: tuple[str, ...] = ()
+
+
+def test_fields_and_their_defaults_are_those_of_a_dataclass() -> None:
+    assert [field.name for field in dataclasses.fields(Pixel)] == ["x", "tags", "notes", "color"]
+    assert Point(1, notes={"a": 1}) == dataclasses.replace(Point(2, notes={"a": 1}), x=1)
+    assert Point(1).notes is not Point(1).notes
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        Point()  # type: ignore[call-arg]
+    assert Pixel.__match_args__ == ("x", "tags", "notes", "color")
+
+
+def test_only_an_equal_one_of_the_same_class_is_equal() -> None:
+    assert Point(1) == Point(1) != Point(2)
+    assert Point(1) != Pixel(1) and Point(1) != Reference(1) and Point(1) != 1
+
+
+def test_hash_is_that_of_the_fields() -> None:
+    class Name(Frozen):
+        """A name."""
+
+        text: str = ""
+
+    assert len({Name("a"), Name("a"), Name("b")}) == 2
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Point(1))

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from envhub_server.worker.gym_compat import vector_factory
-from envhub_server.worker.native_env import Share, made_by, takes, unfit_batch
+from envhub_server.worker.native_env import WorkerRows, made_by, takes, why_not_batch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -24,7 +24,7 @@ class Env(VectorEnv[Any, Any, Any]):
 
 
 def native(rows: Any, workers: int) -> Any:
-    return made_by(Env, Share(rows, workers), "NextStep")
+    return made_by(Env, WorkerRows(rows, workers), "NextStep")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_env_is_made_in_the_sessions_mode_where_it_takes_one() -> None:
             raise ValueError("as ALE does")
         return Env(num_envs, autoreset_mode)
 
-    assert made_by(factory, Share(range(2), 1), "SameStep").autoreset_mode == "SameStep"
-    with pytest.raises(ValueError, match="cannot be had of it: pass autoreset_mode='NextStep'"):
-        made_by(factory, Share(range(2), 1), "Disabled")
+    assert made_by(factory, WorkerRows(range(2), 1), "SameStep").autoreset_mode == "SameStep"
+    with pytest.raises(ValueError, match="is not possible: pass autoreset_mode='NextStep'"):
+        made_by(factory, WorkerRows(range(2), 1), "Disabled")
     assert made == [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP]
 
 
@@ -111,7 +111,7 @@ class Pool(Env):
     ],
 )
 def test_what_is_no_vector_env_of_so_many_is_described(made: Any, told: str) -> None:
-    found = unfit_batch(made, 2)
+    found = why_not_batch(made, 2)
     assert told in found and bool(told) == bool(found) and ("a single env" in found) is ("a single env" in told)
 
 

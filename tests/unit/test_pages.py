@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from envhub_client.session import maker
 from envhub_client.session.options import FaultOptions, HostingOptions
 from envhub_server import config, replay
-from envhub_server.hub import hub_requests, replay_keeper
+from envhub_server.hub import hub_requests, replay_keeper, status
+from envhub_server.hub.latencies import SLOW_ROWS_MAX
 from envhub_server.ipc import channel, control, process_marks, replay_file
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import session_memory
@@ -23,8 +25,8 @@ from envhub_server.memory.session_memory import INFO_BYTES
 from envhub_server.network import connections, key_folder, listener, proxy, proxy_page, zmtp_framing
 from envhub_server.network.connections import RIGHTS, Quotas
 from envhub_server.processes import worker_output
-from envhub_server.session import launcher, supervision
-from envhub_server.worker import trace_writer
+from envhub_server.session import launcher, snapshots, supervision
+from envhub_server.worker import snapshot_row, trace_writer
 from pages import MANUAL, PAGES, ROOT, blocks, section
 
 from envhub import cli, errors, options
@@ -164,7 +166,10 @@ def test_variables_are_those_that_the_code_reads() -> None:
     shown = {
         row[0].strip("`") for title in ("Variables of programs", "Variables of a worker") for row in table(page, title)
     }
-    assert shown == {name for text in CODE.values() for name in re.findall(r"\bENVHUB_[A-Z_]*[A-Z]\b", text)}
+    named = {name for text in CODE.values() for name in re.findall(r"\bENVHUB_[A-Z_]*[A-Z]\b", text)}
+    # Of an option the code may name the variable as an example; that of replays means more than the option.
+    of_options = {options.variable_of(name) for name in options.kinds_of(HubOptions)} - {"ENVHUB_REPLAYS"}
+    assert shown == named - of_options
 
 
 def test_exit_statuses_are_those_of_the_command() -> None:
@@ -214,7 +219,9 @@ def test_counters_are_the_codes() -> None:
     text = section(SERVER / "monitoring.md", "Counters")
     counters = {name for row in table(SERVER / "monitoring.md", "Counters") for name in re.findall(r"`(\w+)`", row[0])}
     assert counters == keys_returned(hub_requests.HubRequests.counters)
-    assert keys_returned(hub_requests.description) <= {*re.findall(r"`(\w+)`", text)}
+    assert keys_returned(hub_requests.HubRequests.health) <= {*re.findall(r"`(\w+)`", text)}
+    rows = {name for row in table(SERVER / "monitoring.md", "Sessions") for name in re.findall(r"`(\w+)`", row[0])}
+    assert keys_returned(status.SessionTable._row) == rows
 
 
 def keys_returned(function: Callable[..., object]) -> set[str]:
@@ -234,21 +241,29 @@ LIMITS = {
     "bytes of memory that the operator says, at most": options.BYTES_MAX,
     "processes of a worker whose memory counts for `memory_max`": process_marks.PROCESSES_MAX,
     "values of attributes of a session, which are set again on new envs": control.BYTES_MAX,
+    "memory of snapshots that these share with no other process, and requests, of a session": snapshots.NBYTES_MAX,
+    "living snapshots that the process of a snapshot descends from": snapshots.DEPTH_MAX,
+    "requests of an env since a snapshot": snapshot_row.REQUESTS_MAX,
+    "snapshots of envs of a session": snapshots.LISTED_MAX,
+    "age of a snapshot": snapshots.AGE_MAX_S,
     "one frame from the hub": prelude.FRAME_BYTES_MAX,
     "frames of a message": prelude.FRAMES_MAX,
     "header of a request, besides the bytes that the hub passes on unread": codec.HEADER_BYTES_MAX,
     "items in a header": codec.HEADER_ITEMS_MAX,
     "lists and maps around an item": codec.HEADER_DEPTH_MAX,
-    "a worker's message, such as the results of a call on its envs": channel.WORKER_MESSAGE_BYTES_MAX,
+    "a worker's message, such as a result that is too large for the arena": channel.WORKER_MESSAGE_BYTES_MAX,
     "items of a worker's message, such as names of envs": channel.WORKER_LIMITS.items_max,
+    "SENDs and RECEIVEs of a session without a reply": prelude.WINDOW,
     "replies of a session that has ended and that its client does not read": session_memory.UNREAD_S,
-    "an info's place in the arena": INFO_BYTES,
+    "an info or a result of a call in the arena": INFO_BYTES,
+    "a reset or a call in the arena": layout.MESSAGE_BYTES,
     "a worker's output that is kept": worker_output.TAIL_BYTES,
     "a worker's output in the report of its end": supervision.LOG_TAIL_CHARS_MAX,
     "files in the folder of replays": replay.FILES_MAX,
     "replays that wait to be written": replay_keeper.WAITING_MAX,
     "the trace of an env, or of a vector env, in a replay": replay_file.TAKEN_BYTES_MAX,
     "time for replays to be written when the hub ends": replay_keeper.CLOSE_S,
+    "a program that ends, to wait for the ends of the sessions that it leaves open": maker.EXIT_S,
     "connections that wait to be accepted, by ipc": listener.IPC_BACKLOG,
     "connections that wait to be accepted, by tcp without the proxy": listener.TCP_BACKLOG,
     "connections that wait to be accepted, by the proxy": listener.PROXIED_BACKLOG,
@@ -263,6 +278,7 @@ LIMITS = {
     "keys of a client": key_folder.KEYS_PER_CLIENT_MAX,
     "lines of one event in 10 s, of one client and place": LINES_MAX,
     "a text in a line": FIELD_CHARS_MAX,
+    "slow steps, resets and calls in that list": SLOW_ROWS_MAX,
 }
 UNNAMED = {"equal lines of one event in 10 s"}  # of the code, which has no name for it alone
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "PiB": 1 << 50, "days": 24 * 3600}
@@ -278,10 +294,7 @@ def limits(*titles: str) -> Iterator[tuple[str, float, str]]:
             yield re.split(r" \(|;", name)[0], size, changed_by.rstrip(")")
 
 
-SECTIONS = (
-    *("Sessions", "Messages", "Infos and output", "Replays", "Connections", "Log"),
-    "The end of a hub",
-)
+SECTIONS = (*("Sessions", "Messages", "Infos and output", "Replays", "Connections", "Log"), "The end of a hub")
 
 
 def test_limits_are_the_codes() -> None:
@@ -310,6 +323,7 @@ def test_numbers_in_the_texts_are_the_codes() -> None:
     text = " ".join((SERVER / "limits.md").read_text().split())
     for sentence in (
         f"it grows up to {layout.LARGE_INFO_BYTES_MAX >> 20} MiB",
+        f"it grows up to {layout.LARGE_MESSAGE_BYTES_MAX >> 20} MiB",
         f"started again after {launcher.DELAY_S} s",
         f"up to {launcher.DELAY_MAX_S:.0f} s",
         f"{launcher.JITTER:.0%} longer or shorter".replace("%", " %"),
@@ -320,3 +334,11 @@ def test_numbers_in_the_texts_are_the_codes() -> None:
     replays = (ROOT / "client/docs/replays.md").read_text()
     assert f"{trace_writer.UNSEEDED_BATCHES:,} steps" in replays and f"{replay.FILES_MAX:,} files" in replays
     assert f"`--trace-bytes-max` ({HubOptions().trace_bytes_max >> 20} MiB per env)" in replays
+
+
+def test_functions_of_the_page_are_in_the_file_that_it_names() -> None:
+    text = (ROOT / "tests/frameworks/simulators/factories.py").read_text()
+    functions = {each.name for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)}
+    lines = re.findall(r"^- [\w-]+: `([^`]+)`", (ROOT / "server/docs/simulators.md").read_text(), re.MULTILINE)
+    assert len(lines) > 40
+    assert {env for env in lines if ":" not in env} <= functions

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.catalog.registry import EnvFacts, EnvSettings
+from envhub_server.catalog.registry import EnvFacts, EnvSettings, Recipe
 from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, SessionPlan, Usage
 from envhub_server.network.connections import ANYBODY, OWN_USER, Holder, Quotas
+from envhub_server.processes.supervisor import FILES_MAX, KEPT_MAX, KeptZygotes
 from envhub_server.session.launcher import Machine
 
-from envhub.protocol.messages import Capacity, Failure, Hosting, Make
+from envhub.protocol.messages import Capacity, Failure, Hosting, Make, ProgramEnvironment
 
 MACHINE = Machine((0, 1, 2, 3), 4, workers_max=100, memory_bytes=1 << 40)
 ALICE = Holder("alice", "use", Quotas(sessions_max=2, envs_max=10, workers_max=6))
@@ -81,7 +83,7 @@ def test_envs_of_which_nothing_is_known_are_counted_when_the_first_are_made() ->
 
 def test_plan_says_what_every_worker_gets() -> None:
     config = HubConfig(worker_memory=32 << 20, info_bytes_max=1 << 16)
-    plan = planned(Make(2, "A-v0"), ANYBODY, config, facts=EnvFacts(("a.so",)))
+    plan = planned(Make(2, "A-v0"), ANYBODY, config, facts=EnvFacts(False))
     assert isinstance(plan, SessionPlan)
     rules = plan.rules
     assert (rules.session, rules.replays, rules.memory_bytes_max, rules.info_bytes_max) == (
@@ -90,7 +92,7 @@ def test_plan_says_what_every_worker_gets() -> None:
         32 << 20,
         1 << 16,
     )
-    assert rules.hide_folders and rules.libraries == ("a.so",)
+    assert rules.hide_folders and not rules.shares_imports
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_envs_that_need_a_process_each_are_refused_where_there_is_no_room() -> N
     assert workers(make) == 8
     why = refusal(make, machine=replace(MACHINE, workers_max=5))
     assert (why.code, why.scope) == ("refused", "request") and "there is room for 5" in why.message
-    alone = EnvFacts(alone=True)
+    alone = EnvFacts(own_process=True)
     assert (
         "there is room for 5" in refusal(Make(8, "A-v0"), machine=replace(MACHINE, workers_max=5), facts=alone).message
     )
@@ -168,3 +170,60 @@ def test_capacity_is_what_hub_and_key_leave() -> None:
 def test_capacity_is_never_negative() -> None:
     over = Usage(hub_sessions=9, hub_envs=900, busy_workers=90, sessions=9, envs=90)
     assert planner.capacity(ALICE, HubConfig(sessions_max=5, max_envs=100), over, 4) == Capacity(4, 0, 0, 0)
+
+
+def test_imports_are_of_a_program_and_of_what_it_has_workers_take_over() -> None:
+    program = ProgramEnvironment(["/sims"], "/here", {"HOME": "/home"}, b"registry", b"authkey")
+    make, recipe = Make(2, "A-v0", program_environment=program), Recipe("A-v0")
+    at = planner.imports_key(make, recipe)
+    assert at and at == planner.imports_key(replace(make, num_envs=9, kwargs=b"k"), recipe)
+    assert at != planner.imports_key(replace(make, program_environment=replace(program, cwd="/there")), recipe)
+    assert at != planner.imports_key(replace(make, factories=b"f", factories_digest="d"), recipe)
+    own = replace(recipe, settings=EnvSettings(python="3.8"))
+    for makes, of in ((replace(make, factories=b"f"), recipe), (make, own), (Make(2, "A-v0"), recipe)):
+        assert planner.imports_key(makes, of) == ""
+
+
+# --- zygotes that later sessions use ----------------------------------------------------------------------------------
+
+
+class Zygote:
+    ended = False
+
+    def kill(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def kept() -> Any:
+    return KeptZygotes()
+
+
+def test_zygote_used_longest_ago_ends_for_another(kept: Any) -> None:
+    zygotes = [Zygote() for _ in range(KEPT_MAX + 1)]
+    for number, zygote in enumerate(zygotes):
+        kept.keep(str(number), zygote, ())
+        assert kept.find("0") is zygotes[0]
+    assert [zygote.ended for zygote in zygotes] == [number == 1 for number in range(KEPT_MAX + 1)]
+    zygotes[0].kill()
+    assert kept.find("0") is None
+
+
+def test_zygote_of_a_session_ends_with_it_unless_it_is_kept(kept: Any) -> None:
+    first, second, large = Zygote(), Zygote(), Zygote()
+    kept.keep("a", first, ())
+    kept.keep("a", second, ())  # of a session that began before the first one was kept
+    kept.keep("b", large, [str(number) for number in range(FILES_MAX + 1)])
+    for zygote in (first, second, large):
+        kept.release(zygote)
+    assert (first.ended, second.ended, large.ended) == (False, True, True)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_zygote_ends_once_its_code_has_changed(kept: Any, tmp_path: Path, removed: bool) -> None:
+    zygote, file = Zygote(), tmp_path / "sim.py"
+    file.write_text("")
+    kept.keep("a", zygote, [str(file)])
+    assert kept.find("a") is zygote
+    file.unlink() if removed else file.write_text("import other")
+    assert kept.find("a") is None and zygote.ended and kept.find("a") is None

@@ -26,9 +26,6 @@ from envhub.protocol.prelude import NO_SESSION, Prelude
 REPLY = messages.REPLY
 
 
-# --- the prelude ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("frames", [[], [b""], [b"EHUB"], [bytes(40)], [b"GET / HTTP/1.1\r\n" * 4]])
 def test_message_without_a_prelude_is_counted_and_not_answered(frames: list[bytes]) -> None:
     hub = HubProtocol(HUB_ID)
@@ -73,6 +70,7 @@ def test_reply_with_arrays_is_not_kept_once_the_session_has_ended() -> None:
 
 def test_only_the_last_ended_sessions_are_remembered() -> None:
     hub = HubProtocol(HUB_ID, sessions_max=1)
+    hub.forget(TOKEN)  # which no session has had
     body = messages.pack(Make(1))
     for number in range(1, prelude.ENDED_MAX + 11):
         token = number.to_bytes(16, "big")
@@ -125,20 +123,14 @@ def test_late_answer_of_an_ended_session_is_not_taken_for_one_of_its_successor()
     assert reply is not None and reply.op is Op.MAKE
 
 
-# --- limits and draining ----------------------------------------------------------------------------------------------
-
-
 def test_draining_hub_refuses_new_sessions_and_goes_on_with_old_ones() -> None:
     pair = joined()
-    pair.hub.draining = True
+    pair.hub.draining, pair.hub.stopping = SHUTTING_DOWN, True
     failure = sent(pair, Op.MAKE, 1, messages.pack(Make(1)), token=bytes(16 * [7]))
     assert (failure.code, failure.scope) == ("draining", "hub")
     assert pair.step(b"left").frames == [b"did left"]
     pair.hub.forget(TOKEN)
     assert sent(pair, Op.STEP, 9, b"left") == SHUTTING_DOWN
-
-
-# --- malformed requests -----------------------------------------------------------------------------------------------
 
 
 def test_malformed_make_leaves_no_session_behind() -> None:
@@ -168,9 +160,6 @@ def test_request_of_no_session_for_a_dead_hub_names_no_stale_session() -> None:
     assert hub.receive(b"peer", 1, [Prelude(Op.LIST, HUB_ID, prelude.NO_SESSION, 1).pack() + b"\x80"]) is None
     assert messages.unpack(Failure, bytes(hub.outgoing[0][1][0])[40:]).code == "stale_hub" and not list(hub.stale)
     assert hub.refused == 1
-
-
-# --- leases -----------------------------------------------------------------------------------------------------------
 
 
 def test_session_expires_when_its_lease_has_run_out() -> None:
@@ -326,9 +315,6 @@ def test_step_that_failed_is_not_remembered_and_the_last_number_has_no_next() ->
     assert len(pair.hub.outgoing) == 2
 
 
-# --- exactly once -----------------------------------------------------------------------------------------------------
-
-
 def test_heartbeat_of_another_client_is_told_nothing_and_takes_nothing() -> None:
     pair = joined()
     step_on_its_way(pair)
@@ -345,9 +331,6 @@ def test_heartbeat_of_another_client_is_told_nothing_and_takes_nothing() -> None
         assert pair.hub.connection_of(TOKEN) == 1 and pair.hub.connections_of(TOKEN) <= {1}
         assert pair.hub.sessions_of(b"eve") == []
     assert TOKEN in pair.hub.leases and pair.hub.returned == []
-
-
-# --- sequence numbers -------------------------------------------------------------------------------------------------
 
 
 def test_close_that_cannot_be_read_lets_no_request_come_before_the_running_one_is_done() -> None:

@@ -416,3 +416,20 @@ def test_all_sessions_that_may_be_there_are_ended(makers: list[Made]) -> None:
     hub.open(6)  # as after a loss whose session was not ended yet
     hub.end_all(terminate=False)
     assert [each.events[-1] for each in makers] == ["end True", "end False"]
+
+
+@pytest.mark.parametrize(("wanted", "tries"), [(True, 3), (False, 1)])
+def test_lost_session_that_the_program_still_uses_is_ended_once_it_does_not(
+    wanted: bool, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openers, "LOOK_S", 0.0)
+    opener, tried = Opener(), list[Any]()
+
+    def end(connections: Sequence[Any], **_: Any) -> None:
+        tried.extend(connections)
+        opener.held = [] if len(tried) == 3 else connections
+        Opener.end(opener, connections)
+
+    monkeypatch.setattr(opener, "end", end)
+    PartsOpener.end_later(opener, [HubPart("hub-1", range(3, 6), maker(opener.hub), LANE)], lambda: wanted)
+    assert tried == [opener.hub] * tries and opener.ended == [opener.hub] * wanted

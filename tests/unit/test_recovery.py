@@ -44,7 +44,7 @@ class Hub(OneHub):
         self.interrupts = 0  # once something was begun
 
     def _check(self, what: str) -> None:
-        self.ask_rows()
+        self._check_hub()
         self.begun.append(what)
 
     def breach(self, row: int, what: str) -> None:
@@ -90,7 +90,7 @@ class Hub(OneHub):
         return Batch([self.shows[env_ids]], np.ones(len(env_ids)), flags, flags.copy(), rows, [], env_ids)
 
     def wait(self, timeout: float | None, into: Any = None) -> Batch:
-        self.ask_rows()
+        self._check_hub()
         batch = self._batch(np.arange(ROWS))._replace(env_ids=None)
         if into is not None:
             into[0][...] = batch.observations[0]
@@ -105,7 +105,11 @@ class Hub(OneHub):
         self._step(env_ids)
         self.outstanding_rows[env_ids] = True
 
-    def ask_rows(self) -> None:
+    def done_rows(self, min_envs: int = 1) -> int:
+        self._check_hub()
+        return self.outstanding
+
+    def _check_hub(self) -> None:
         if self.lost is not None:
             raise self.lost
 

@@ -10,24 +10,17 @@ import numpy as np
 import pytest
 from envhub_server.ipc import control
 from envhub_server.worker.row import DISABLED, NEXT_STEP, EnvRunner, Row
-from envhub_server.worker.row_places import STEPS_CHECKED_FIRST, NotFinite
+from envhub_server.worker.row_memory import CHECKED_FIRST_S, STEPS_CHECKED_FIRST, STEPS_PER_CHECK, CheckPlan, NotFinite
 from gymnasium import spaces
-from scripted_env import (
-    GIVE_INFO,
-    GO_ON,
-    LEAVE_THE_SPACE,
-    RAISE,
-    TERMINATE,
-    ScriptedEnv,
-)
+from scripted_env import GIVE_INFO, GO_ON, LEAVE_THE_SPACE, RAISE, TERMINATE, ScriptedEnv
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import FRESH, ONGOING, OP_RESET, OP_STEP, REPORT_PENDING, TURN_FIRST, Arena, allocate
+from envhub.arena.memory import FIRST_CALL, FRESH, ONGOING, OP_RESET, OP_STEP, REPORT_PENDING, Arena, allocate
 from envhub.env_failure import reseeded
 from envhub.values import actions, codec
 from envhub.values.info_columns import Template, Writer
 from envhub.values.leaf import OBJECT
-from envhub.values.spaces import leaves
+from envhub.values.spaces import leaves, space_mismatch
 
 ROWS, INFO_BYTES, MINE = 3, 128, 1
 INT64 = actions.DTYPES.index(np.dtype(np.int64))
@@ -122,9 +115,6 @@ def begun(mode: str = NEXT_STEP) -> Place:
     return place
 
 
-# --- what a step and a reset store ------------------------------------------------------------------------------------
-
-
 def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
     place = begun()
     place.step(GO_ON)
@@ -137,7 +127,7 @@ def test_actions_of_another_dtype_are_read_from_the_next_step_on() -> None:
 
 def test_info_of_numbers_goes_to_columns_once_its_template_is_announced() -> None:
     announced: dict[int, Any] = {}
-    columns = Writer(INFO_BYTES, lambda number, example: announced.__setitem__(number, codec.decode(example)))
+    columns = Writer(INFO_BYTES, lambda number, example, _: announced.__setitem__(number, codec.decode(example)))
     place = placed(columns=columns)
     place.reset()
     place.step(GIVE_INFO)
@@ -162,9 +152,6 @@ def test_step_that_does_not_return_five_values_is_named(results: Any, told: str)
     place.reset()
     with pytest.raises(TypeError, match=rf"step of env \d returned {told}, and not an observation, a reward"):
         place.step()
-
-
-# --- a step that fails ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slot_is_half_written", [False, True])
@@ -261,6 +248,11 @@ def test_after_the_first_steps_only_some_observations_are_checked() -> None:
         place.step()
     place.step(LEAVE_THE_SPACE)
     assert place.suspected == []
+    plan = CheckPlan()
+    plan.plan_next(CHECKED_FIRST_S / 2)
+    assert plan.steps_left == 1
+    plan.plan_next(CHECKED_FIRST_S / 2)
+    assert plan.steps_left == STEPS_PER_CHECK
 
 
 # --- envs that replace others -----------------------------------------------------------------------------------------
@@ -269,7 +261,7 @@ def test_after_the_first_steps_only_some_observations_are_checked() -> None:
 def test_fresh_env_is_reset_by_its_first_step_with_the_seed_that_it_was_given() -> None:
     place = placed()
     place.arena.needs_reset[:] = FRESH
-    place.row.take_place({MINE: 7}, None, b"", {})
+    place.row.take_over({MINE: 7}, None, b"", {})
     assert place.row.awaits_first_reset
     place.step(RAISE)  # which the env never sees
     assert (place.observation, place.result, place.needs_reset) == ([1, 0], (0, False, False), ONGOING)
@@ -295,7 +287,7 @@ def test_fresh_env_of_disabled_mode_is_truncated_until_it_is_reset() -> None:
 def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place({MINE: 7}, LookupError("its worker died"), b"", {})
+    place.row.take_over({MINE: 7}, LookupError("its worker died"), b"", {})
     place.post(OP_STEP)
     with pytest.raises(LookupError, match="its worker died"):
         place.row.step()
@@ -309,7 +301,7 @@ def test_env_that_replaces_one_with_an_unreported_failure_raises_that_failure_fi
 def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -> None:
     place = placed()
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place({MINE: 7}, None, codec.encode({"invalid_transition": True}), {})
+    place.row.take_over({MINE: 7}, None, codec.encode({"invalid_transition": True}), {})
     place.step()
     assert place.result == (0, False, True) and place.info == {"invalid_transition": True}
     assert place.needs_reset == FRESH and place.env.seeds == []
@@ -320,7 +312,7 @@ def test_env_that_replaces_one_with_an_unreported_failure_is_truncated_first() -
 def test_reset_discards_an_unreported_failure() -> None:
     place = placed()
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place({MINE: 7}, LookupError("its worker died"), b"", {})
+    place.row.take_over({MINE: 7}, LookupError("its worker died"), b"", {})
     place.reset(seed=9)
     place.step()
     assert place.env.seeds == [9] and place.observation == [1, 1]
@@ -335,12 +327,9 @@ def test_env_that_is_made_again_here_is_reset_with_a_seed_that_follows_from_the_
     place.row.truncate(b"")
     place.finish()
     place.row.rebuilt(EnvRunner(again))
-    assert place.row.env is again and place.row.turn == MINE | TURN_FIRST
+    assert place.row.env is again and place.row.bits == MINE | FIRST_CALL
     place.step()
     assert again.seeds == [reseeded(3, 1)] and place.env.seeds == [3]
-
-
-# --- turn words, slots and arenas -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -402,6 +391,38 @@ def test_row_that_repeats_its_observation_repeats_its_object_leaves(talking: Pla
 def test_env_that_replaces_another_repeats_the_object_leaves_that_it_was_given() -> None:
     place = placed(env=Talking())
     place.arena.needs_reset[:] = REPORT_PENDING
-    place.row.take_place({}, None, codec.encode({"invalid_transition": True}), {MINE: codec.encode(["before"])})
+    place.row.take_over({}, None, codec.encode({"invalid_transition": True}), {MINE: codec.encode(["before"])})
     place.step()
     assert said(place) == (["before"], {"invalid_transition": True})
+
+
+SPACE = spaces.Dict(
+    {
+        "pos": spaces.Box(-1, 1, (2,)),
+        "parts": spaces.Tuple([spaces.Discrete(5), spaces.Text(3)]),
+        "any": spaces.Graph(spaces.Discrete(2), None),
+    }
+)
+FITS = {"pos": np.zeros(2, np.float32), "parts": (1, "a"), "any": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, "observation is None, and its space has the keys 'any', 'parts', 'pos'"),
+        ({"pos": FITS["pos"], "parts": (1, "a")}, "observation has no 'any', which its space has"),
+        ({**FITS, "pos": np.zeros(3)}, "observation['pos'] is of shape (3,), and its space of shape (2,)"),
+        ({**FITS, "pos": None}, "observation['pos'] is None, and its space of shape (2,)"),
+        ({**FITS, "pos": [[1], [1, 2]]}, "observation['pos'] is no array: its parts have several lengths"),
+        ({**FITS, "parts": [2]}, "observation['parts'] has 1 parts, and its space 2"),
+        ({**FITS, "parts": 3}, "observation['parts'] is a int, and its space a tuple of 2"),
+        ({**FITS, "parts": (0.5, "a")}, "observation['parts'][0] is of dtype float64, and its space of dtype int64"),
+        (
+            {**FITS, "parts": (2**70, "a")},
+            "observation['parts'][0] is an int of more than 64 bits, and its space of dtype int64",
+        ),
+        (FITS, ""),
+    ],
+)
+def test_first_part_that_does_not_fit_is_named(value: Any, why: str) -> None:
+    assert space_mismatch(SPACE, value, "observation") == why

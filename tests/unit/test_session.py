@@ -13,23 +13,18 @@ from envhub_server.ipc.control import (
     Build,
     Building,
     BuildRest,
-    CallFailed,
-    CallResults,
-    CallRows,
     CloseEnvs,
     Closing,
     FirstBuilt,
     Imported,
     Mapped,
-    ResetRows,
     RowFailed,
     RowInfo,
     Serve,
-    SetAttrRows,
     SharedChanged,
     Suspicious,
 )
-from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerMessage
 from envhub_server.session import state
 from envhub_server.session.building import SECOND_FAILED, WorkerCount, crowded_text
 from envhub_server.session.launcher import Machine, WorkerRules
@@ -42,23 +37,26 @@ from recorder import (
     EFFECTS,
     Answer,
     AnswerAttach,
+    AnswerPart,
     CloseSide,
     Effect,
     End,
     EndRecall,
     Fail,
     FailAttach,
+    FailPart,
+    ForkZygote,
     GiveArena,
     GiveDrive,
     Goodbye,
     Grant,
     HandOver,
+    KeepWaiting,
     Kill,
     Learn,
-    LeavePart,
     Notify,
+    PostMessage,
     PostPart,
-    PostReset,
     PostStep,
     Recall,
     RefuseSide,
@@ -96,9 +94,9 @@ from sessions import (
     shared,
 )
 
-from envhub.arena.layout import split_share
+from envhub.arena.layout import whole_workers_text
+from envhub.arena.memory import FIRST_CALL
 from envhub.arena.spin import SPIN_US
-from envhub.env_failure import reseeded
 from envhub.protocol import messages
 from envhub.protocol.hub import FIRST_OPS
 from envhub.protocol.messages import (
@@ -119,13 +117,13 @@ from envhub.protocol.messages import (
     Send,
     SetAttr,
     Step,
+    Templates,
+    TemplatesRequest,
 )
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, LEAVES_MAX, OBJECT
 
 DRAINING = events.Draining(by_s=10.0, end_by_s=20.0, quiescent=True)
-
-# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -148,44 +146,44 @@ def separated(session: Session, instructions: list[Effect]) -> None:
     """See that each of three envs gets its own process, and that a later session of them is known to need that."""
     started = every(StartProcesses, instructions)
     assert Warn("envs_separated", {"worker": 0, "why": SECOND_FAILED}) in instructions
-    assert session.sizing.count is not None and session.sizing.count.alone
+    assert session.sizing.count is not None and session.sizing.count.own_process
     assert [worker.rows for worker in session.slots] == [[0], [1], [2]]
     killed = [each.process for each in every(Kill, instructions)]
-    places = [session.slots.process(number).place for each in started for number in each.processes]
+    places = [session.slots.process(number).slot_index for each in started for number in each.processes]
     assert places == [each for each in range(3) if each not in killed]
     for number in killed:
-        assert session.said(number, built()) == []  # of the envs that it made before
+        assert session.worker_sent(number, built()) == []  # of the envs that it made before
         again = session.exited(number)
         assert StartProcesses((session.number(number),)) in again and only_tell(Build, again).message.rows == [number]
     for number in range(3):
         assert session.phase is Phase.BUILDING
-        session.said(number, built())
-    answers = [session.said(number, Mapped()) for number in range(3)][-1]
-    assert only(Learn, answers).facts.alone
+        session.worker_sent(number, built())
+    answers = [session.worker_sent(number, Mapped()) for number in range(3)][-1]
+    assert only(Learn, answers).facts.own_process
     answer = only(Answer, answers)
     assert answer.message.num_workers == 3 and "a second env could not be made" in answer.message.sizing
 
 
 def test_second_env_that_cannot_be_made_gets_a_process_of_its_own() -> None:
     session = begun()
-    separated(session, session.said(0, RowFailed(SECOND)))
+    separated(session, session.worker_sent(0, RowFailed(SECOND)))
 
 
 def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None:
     session = begun()
-    session.said(0, Building(1))
+    session.worker_sent(0, Building(1))
     separated(session, session.exited(0, ExitCause("exited with status 3")))
     session = begun()
-    session.said(0, Building(1))
+    session.worker_sent(0, Building(1))
     assert only(Fail, session.exited(0, KILLED))  # by the kernel, for want of memory, or by somebody
     session = begun(hosting=Hosting(memory_max=1))
-    session.said(0, Building(1))
+    session.worker_sent(0, Building(1))
     assert Kill(0) in session.elapsed(1.0, memory={0: 2})
     assert only(Fail, session.exited(0, ExitCause("exited with status 3")))
     session = begun()
     assert only(Fail, session.exited(0, ExitCause("exited with status 3")))  # it was at its first env
     session = begun()
-    session.said(0, Building(1))
+    session.worker_sent(0, Building(1))
     late = session.sampled(0.0, session.make.faults.init_s + STACKS_S + 1.0, *[Progress(0, 0, 0)] * 2)
     assert Kill(0) in late
     separated(session, session.exited(0))
@@ -193,10 +191,13 @@ def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None
 
 def test_envs_that_are_not_all_known_to_share_a_process_well_get_one_each() -> None:
     session = begun()
-    started = session.said(0, replace(built(), fit=False))
+    started = session.worker_sent(0, replace(built(), may_share_process=False))
     assert Kill(0) in started and Kill(1) in started and StartProcesses((2,)) in started
-    assert session.sizing.count is not None and not session.sizing.count.alone
-    assert begun(hosting=messages.Hosting(shares_process=True)).said(0, replace(built(), fit=False)) == []
+    assert session.sizing.count is not None and not session.sizing.count.own_process
+    assert (
+        begun(hosting=messages.Hosting(shares_process=True)).worker_sent(0, replace(built(), may_share_process=False))
+        == []
+    )
 
 
 UNTOLD = WorkerCount(2, "as the test wants it")
@@ -222,38 +223,38 @@ def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Rec
 )
 def test_second_env_fails_the_session_whose_envs_cannot_have_a_process_each(made: dict[str, Any]) -> None:
     session = making(**made)
-    assert Fail(SECOND) in session.said(0, RowFailed(SECOND))
+    assert Fail(SECOND) in session.worker_sent(0, RowFailed(SECOND))
 
 
 def test_only_env_of_a_worker_and_envs_that_are_made_have_a_process_that_fails_the_session() -> None:
     session = making()
-    session.said(1, built())
+    session.worker_sent(1, built())
     assert only(Fail, session.exited(1, ExitCause("exited with status 3")))
     for mapping in (RowFailed(SECOND), None):
         session = making()
         for worker in (0, 1):
-            session.said(worker, built())
-        found = session.said(0, mapping) if mapping else session.exited(0, ExitCause("exited with status 3"))
+            session.worker_sent(worker, built())
+        found = session.worker_sent(0, mapping) if mapping else session.exited(0, ExitCause("exited with status 3"))
         assert isinstance(found[0], Fail) and session.phase is Phase.CLOSING
 
 
 def test_client_is_told_once_what_envs_change_that_their_process_shares() -> None:
     session = ready()
-    told = only(Notify, session.said(0, SharedChanged(["os.environ", "a bad word"])))
+    told = only(Notify, session.worker_sent(0, SharedChanged(["os.environ", "a bad word"])))
     assert "change os.environ, which all envs of a process" in told.text
-    assert session.said(1, SharedChanged(["os.environ"])) == []
-    assert ready().said(0, SharedChanged(["nothing that is shared"])) == []
+    assert session.worker_sent(1, SharedChanged(["os.environ"])) == []
+    assert ready().worker_sent(0, SharedChanged(["nothing that is shared"])) == []
 
 
 # --- how many workers -------------------------------------------------------------------------------------------------
 
-FIT, UNKNOWN = FirstBuilt(True, 1 << 20, []), FirstBuilt(False, 1 << 20, [])
+FIT, UNKNOWN = FirstBuilt(True, 1 << 20), FirstBuilt(False, 1 << 20)
 
 
 def undecided(num_envs: int = 16) -> Session:
-    """A session whose first envs are being made, to decide how many workers it gets, and what they share."""
+    """A session whose first envs are being made, to decide how many workers it gets."""
     make = Make(num_envs, "Ant-v5", pin=True)
-    session = Session(make, RECIPE, None, INFO_BYTES, MACHINE, restarts(), WorkerRules(libraries=None))
+    session = Session(make, RECIPE, None, INFO_BYTES, MACHINE, restarts())
     begun = session.handle(events.Made())
     assert StartProcesses((0, 1, 2, 3)) in begun and len(every(Tell, begun)) == 4  # one for each CPU
     for cpu, build in enumerate(every(Tell, begun)):
@@ -273,25 +274,25 @@ def undecided(num_envs: int = 16) -> Session:
 def test_first_envs_decide_how_many_workers_make_the_others(first: list[FirstBuilt], workers: int, why: str) -> None:
     session = undecided()
     for worker in (0, 1, 2):
-        assert session.said(worker, first[worker]) == []
+        assert session.worker_sent(worker, first[worker]) == []
     started = [StartProcesses(tuple(range(4, workers)))] if workers > 4 else []
     rest = [Tell(worker, BuildRest(list(range(worker, 16, workers)))) for worker in range(4)]
-    instructions = session.said(3, first[3])
+    instructions = session.worker_sent(3, first[3])
     assert every(StartProcesses, instructions) == started
     assert [each for each in instructions if each in rest] == rest
     builds = [each.message for each in every(Tell, instructions) if isinstance(each.message, Build)]
     assert [(build.rows, build.first_only) for build in builds] == [([row], False) for row in range(4, workers)]
     for worker in range(workers):
         assert session.phase is Phase.BUILDING
-        session.said(worker, built())
-    answer = only(Answer, [session.said(worker, Mapped()) for worker in range(workers)][-1])
+        session.worker_sent(worker, built())
+    answer = only(Answer, [session.worker_sent(worker, Mapped()) for worker in range(workers)][-1])
     assert answer.message.num_workers == workers and why in answer.message.sizing
 
 
 def test_workers_that_make_the_other_envs_once_the_number_is_decided_have_their_time_for_it() -> None:
     session = undecided()
     for worker in range(4):
-        session.said(worker, FIT)
+        session.worker_sent(worker, FIT)
     limit_s = session.make.faults.init_s
     late = every(ReportLate, session.sampled(0.0, limit_s + 1.0))
     assert [(each.process, each.late.row) for each in late if each.late.expired] == [(n, n + 4) for n in range(4)]
@@ -304,7 +305,7 @@ def test_client_is_told_that_its_envs_share_processes_for_want_of_room(known: bo
     session = Session(Make(16), RECIPE, sizing, INFO_BYTES, machine, restarts())
     notified = session.handle(events.Made())
     if not known:
-        notified = [session.said(worker, UNKNOWN) for worker in range(4)][-1]
+        notified = [session.worker_sent(worker, UNKNOWN) for worker in range(4)][-1]
     assert every(Notify, notified) == [Notify("processes_shared", crowded_text(16, 5))]
 
 
@@ -319,101 +320,62 @@ def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_mad
 
 def learned(session: Session) -> EnvFacts:
     """What later sessions know of the envs, once all of those that are still to be made are made."""
-    for message in (replace(built(), libraries=[]), Mapped()):
+    for message in (built(), Mapped()):
         for worker, slot in enumerate(session.slots):
             if slot.waiting:
-                instructions = session.said(worker, message)
+                instructions = session.worker_sent(worker, message)
     return only(Learn, instructions).facts
 
 
-def told_to_share(libraries: tuple[str, ...] | None, workers: int = 2, gpus: Sequence[int] = ()) -> Session:
-    """A session of 16 envs, whose workers share these libraries, which is about to make its envs."""
-    rules = WorkerRules(libraries=libraries, hosting=Hosting(gpus=list(gpus)))
-    count = WorkerCount(workers, "told", True)
-    return Session(Make(16), RECIPE, count, INFO_BYTES, MACHINE, restarts(), rules)
+def sharing(gpus: Sequence[int] = (), **of_make: Any) -> Session:
+    """A session of 16 envs with 16 workers, which may share imports, as it begins to make its envs."""
+    make = Make(16, **of_make)
+    count, rules = WorkerCount(16, "told", True), WorkerRules(shares_imports=True, hosting=Hosting(gpus=list(gpus)))
+    return Session(make, RECIPE, count, INFO_BYTES, MACHINE, restarts(), rules)
 
 
-def test_workers_of_a_number_that_is_told_start_once_the_first_have_imported_what_they_share() -> None:
-    session = told_to_share(None, workers=16)
-    instructions = session.handle(events.Made())
-    assert StartProcesses((0, 1, 2, 3)) in instructions
-    assert all(build.message.says_imported for build in every(Tell, instructions))
-    assert [session.said(worker, Imported(["torch"])) for worker in (0, 1, 2, 1)] == [[]] * 4
-    instructions = session.said(3, Imported([]))
-    assert StartProcesses(tuple(range(4, 16)), libraries=("torch",)) in instructions
-    assert [build.process for build in every(Tell, instructions)] == [*range(4, 16)]
-    assert session.said(3, Imported([])) == []
-
-
-def test_one_worker_that_must_share_nothing_decides_for_all() -> None:
-    session = told_to_share(None, workers=16)
-    session.handle(events.Made())
-    for worker, found in enumerate([["torch"], None, ["torch"]]):
-        assert session.said(worker, Imported(found)) == []
-    assert StartProcesses(tuple(range(4, 16))) in session.said(3, Imported(["torch"]))
-
-
-def test_workers_with_gpus_share_nothing_and_tell_what_others_can_share() -> None:
-    session = told_to_share(None, workers=16, gpus=[0])
-    session.handle(events.Made())
-    started = [session.said(worker, Imported(["torch"])) for worker in range(4)][-1][0]
-    assert started == StartProcesses(tuple(range(4, 16)))
-    assert learned(session) == EnvFacts(("torch",))
-
-
-def sharing() -> Session:
-    """A session of two workers that have PyTorch from their zygote, and make their envs."""
-    session = told_to_share(("torch",))
-    assert StartProcesses((0, 1), libraries=("torch",)) in session.handle(events.Made())
-    return session
-
-
-@pytest.mark.parametrize("trouble", ["exits", "crashes", "raises", "changes a variable", "finds another copy", "late"])
-def test_worker_that_cannot_make_its_envs_with_libraries_makes_them_without(trouble: str) -> None:
+@pytest.mark.parametrize("shareable", [False, True])
+def test_other_workers_start_once_the_first_has_imported_what_they_are_to_have(shareable: bool) -> None:
     session = sharing()
-    if trouble == "crashes":  # with an env of its own, which may be for a library of others
-        assert session.said(1, Imported(["torch"])) == []
-    elif trouble == "raises":
-        assert session.said(1, RowFailed(RAISED)) == [Kill(1)]
-    elif trouble == "changes a variable":
-        assert session.said(1, Imported(None)) == [Kill(1)]
-    elif trouble == "finds another copy":
-        assert session.said(1, Imported([])) == [Kill(1)]
-    elif trouble == "late":  # its zygote takes too long to import them
+    begun = session.handle(events.Made())
+    assert StartProcesses((0,)) in begun and only_tell(Build, begun).message.says_imported
+    forked, started, *told = (
+        session.worker_sent(0, Imported(shareable)) if shareable else [None, *session.worker_sent(0, Imported())]
+    )
+    assert forked == (ForkZygote(0, ()) if shareable else None)
+    assert started == StartProcesses(tuple(range(1, 16)), shares_imports=shareable)
+    assert [build.process for build in every(Tell, told)] == [*range(1, 16)]
+    assert not any(build.message.says_imported for build in every(Tell, told))
+    assert session.worker_sent(0, Imported(True)) == []
+    assert learned(session) == EnvFacts(True)
+    session.exited(1)
+    assert every(StartProcesses, session.elapsed(60.0)) == [StartProcesses((16,), shares_imports=shareable)]
+
+
+@pytest.mark.parametrize("own", [{"gpus": [0]}, {"worker_setup": "sims:set_up"}, {"worker_setup_code": b"pickled"}])
+def test_workers_whose_imports_may_differ_start_at_once(own: dict[str, Any]) -> None:
+    instructions = sharing(**own).handle(events.Made())
+    assert StartProcesses(tuple(range(16))) in instructions
+    assert not any(build.message.says_imported for build in every(Tell, instructions))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_worker_that_ends_with_the_imports_of_another_makes_its_envs_without(late: bool) -> None:
+    session = sharing()
+    session.handle(events.Made())
+    session.worker_sent(0, Imported(True))
+    if late:  # which it may be by itself
         session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
+        assert every(Fail, session.exited(1)) and session.phase is Phase.CLOSING
+        return
     again = session.exited(1)
-    assert StartProcesses((2,)) in again and only_tell(Build, again).process == 2
-    assert session.said(0, built()) == []
-    assert session.phase is Phase.BUILDING
-    session.said(1, replace(built(), libraries=["torch"]))
-    assert session.phase is Phase.MAPPING
-    assert learned(session) == EnvFacts(())  # later sessions do without from the start
-
-
-def test_worker_that_cannot_make_its_envs_without_libraries_either_is_not_tried_again() -> None:
-    session = sharing()
-    session.said(1, RowFailed(RAISED))
-    session.exited(1)
-    ends = session.said(1, RowFailed(RAISED))
-    assert Fail(RAISED) in ends and every(Kill, ends) == [Kill(0), Kill(2)]
-
-
-@pytest.mark.parametrize("tried", [False, True])
-def test_worker_that_is_restarted_has_libraries_only_if_another_has_made_its_envs_with_them(tried: bool) -> None:
-    session = told_to_share(("torch",) if tried else None)
-    session.handle(events.Made())
-    for message in (Imported(["torch"]), replace(built(), libraries=["torch"]), Mapped()):
-        for worker in (0, 1):
-            session.said(worker, message)
-    assert session.phase is Phase.READY
-    session.exited(1)
-    restarted = every(StartProcesses, session.elapsed(60.0))
-    assert restarted == [StartProcesses((2,), libraries=("torch",) if tried else ())]
+    assert StartProcesses((16,)) in again and only_tell(Build, again).process == 16
+    assert learned(session) == EnvFacts(False)  # later sessions do without from the start
 
 
 def test_progress_counts_the_first_envs() -> None:
     session = undecided()
-    session.said(2, UNKNOWN)
+    session.worker_sent(2, UNKNOWN)
     assert (session.progress.built, session.progress.num_envs) == (1, 16)
 
 
@@ -426,15 +388,17 @@ def test_session_whose_interpreter_cannot_be_used_is_not_made() -> None:
 
 def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None:
     session = begun(1, 1)
-    ends = session.said(0, replace(built(), observation_leaves=[["<f4", []]] * (LEAVES_MAX + 1)))
+    ends = session.worker_sent(0, replace(built(), observation_leaves=[["<f4", []]] * (LEAVES_MAX + 1)))
     failure = only(Fail, ends).failure
     assert failure.code == "limit" and every(Kill, ends) == [Kill(0)]
     assert "have no place in shared memory: an observation space of 1001 leaves" in failure.message
 
 
-def sized(workers: int, chosen: bool = False, alone: bool = False, factories: bytes = b"", **rules: Any) -> Session:
+def sized(
+    workers: int, chosen: bool = False, own_process: bool = False, factories: bytes = b"", **rules: Any
+) -> Session:
     """A session of 16 envs that has so many workers, which make their envs."""
-    sizing = WorkerCount(workers, "as the test wants it", chosen, alone)
+    sizing = WorkerCount(workers, "as the test wants it", chosen, own_process)
     make = Make(16, factories=factories)
     session = Session(make, RECIPE, sizing, INFO_BYTES, MACHINE, restarts(), WorkerRules(**rules))
     session.handle(events.Made())
@@ -442,15 +406,15 @@ def sized(workers: int, chosen: bool = False, alone: bool = False, factories: by
 
 
 @pytest.mark.parametrize(
-    ("workers", "seen", "before", "alone"),
+    ("workers", "seen", "before", "own_process"),
     [(16, True, False, True), (16, False, True, True), (1, False, True, False), (16, False, False, False)],
 )
 def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
-    workers: int, seen: bool, before: bool, alone: bool
+    workers: int, seen: bool, before: bool, own_process: bool
 ) -> None:
-    session = sized(workers, alone=seen)
-    session.launcher.rules = replace(session.launcher.rules, alone=before)
-    assert learned(session).alone is alone
+    session = sized(workers, own_process=seen)
+    session.launcher.rules = replace(session.launcher.rules, own_process=before)
+    assert learned(session).own_process is own_process
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -480,25 +444,21 @@ def test_only_workers_of_a_private_hub_may_unpickle() -> None:
 
 def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     session = begun()
-    session.said(0, built())
-    session.said(1, built())
-    assert session.said(1, Mapped()) == []
-    made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it")
-    handed_over = [HandOver(0, 0, Serve()), HandOver(1, 1, Serve())]
-    assert session.said(0, Mapped()) == [*handed_over, Learn(EnvFacts(())), Answer(made)]
-    assert session.phase is Phase.READY and not session.requests.asked
-    session = begun(1, 1, fresh=True, seeds=[7])
-    session.said(0, built())
-    assert HandOver(0, 0, Serve([7])) in session.said(0, Mapped())
-    assert session.replacement.seeds(session.slots[0], 1) == [reseeded(7, 1)]
+    session.worker_sent(0, built())
+    session.worker_sent(1, built())
+    assert session.worker_sent(1, Mapped()) == []
+    made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it", window=4)
+    handed_over = [HandOver(0, 0, Serve(), 0), HandOver(1, 1, Serve(), 0)]
+    assert session.worker_sent(0, Mapped()) == [*handed_over, Learn(EnvFacts(False)), Answer(made)]
+    assert session.phase is Phase.READY and not session.requests.pending_reply
 
 
 def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
     session = begun(observation_mode="different")
-    session.said(0, built(OBSERVATION, OBSERVATION))
-    session.said(1, built(WIDER))
-    session.said(0, Mapped())
-    answer = only(Answer, session.said(1, Mapped()))
+    session.worker_sent(0, built(OBSERVATION, OBSERVATION))
+    session.worker_sent(1, built(WIDER))
+    session.worker_sent(0, Mapped())
+    answer = only(Answer, session.worker_sent(1, Mapped()))
     assert answer.message.observation_spaces == [OBSERVATION, WIDER, OBSERVATION]
 
 
@@ -506,37 +466,37 @@ def test_spaces_of_every_env_are_told_where_they_may_differ() -> None:
 def test_actions_of_different_structures_are_objects_where_any_are_taken(mode: str) -> None:
     session = begun(observation_mode=mode)
     own, other = ("Tuple", "Dict") if mode == "any" else ("", "")
-    session.said(0, replace(built(), action_structure=own))
-    given = session.said(1, replace(built(), action_structure=other))
+    session.worker_sent(0, replace(built(), action_structure=own))
+    given = session.worker_sent(1, replace(built(), action_structure=other))
     message = every(GiveArena, given)[0].message
     as_told = ([OBJECT.wire()], codec.encode(ANYTHING)) if mode == "any" else ([["<i8", []]], ACTION)
     assert (message.action_leaves, message.action_space) == as_told
-    session.said(0, Mapped())
-    answer = only(Answer, session.said(1, Mapped()))
+    session.worker_sent(0, Mapped())
+    answer = only(Answer, session.worker_sent(1, Mapped()))
     assert answer.message.action_space == as_told[1]
 
 
 def test_arena_that_cannot_be_had_fails_the_make() -> None:
     session = begun(1, 1)
-    session.said(0, built())
+    session.worker_sent(0, built())
     limit = Failure("limit", "hub", "no memory left")
     assert session.handle(events.ArenaRefused("no memory left")) == [Fail(limit), Kill(0)]
 
 
 def test_failures_of_memory_and_rows_are_nothing_to_a_session_that_closes() -> None:
     session = begun(1, 1)
-    session.said(0, built())
+    session.worker_sent(0, built())
     session.handle(events.Abandoned(SHUTTING_DOWN))
     assert session.handle(events.ArenaRefused("no memory left")) == []
-    assert session.handle(events.StandInFailed(RAISED)) == [] and session.requests.failure is None
+    assert session.handle(events.LostRowFailed(RAISED)) == [] and session.requests.failure is None
 
 
 @pytest.mark.parametrize("mapping", [False, True])
 def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
     session = begun()
     if mapping:
-        session.said(0, built())
-        session.said(1, built())
+        session.worker_sent(0, built())
+        session.worker_sent(1, built())
     ends = session.exited(1, ExitCause("was ended by SIGSEGV"))
     failure = only(Fail, ends).failure
     assert failure.code == "worker_died" and "SIGSEGV" in failure.message
@@ -546,14 +506,11 @@ def test_worker_that_dies_while_making_fails_the_make(mapping: bool) -> None:
 
 def test_message_that_no_worker_should_send_ends_the_session() -> None:
     session = ready()
-    assert session.said(0, EnvNames([])) == [Kill(0), Kill(1)]
+    assert session.worker_sent(0, EnvNames([])) == [Kill(0), Kill(1)]
     assert session.phase is Phase.CLOSING
     session = ready()
     session.request(Close())
-    assert session.said(0, EnvNames([])) == [] and session.requests.asked
-
-
-# --- reset ------------------------------------------------------------------------------------------------------------
+    assert session.worker_sent(0, EnvNames([])) == [] and session.requests.pending_reply
 
 
 @pytest.mark.parametrize(
@@ -563,7 +520,7 @@ def test_reset_that_does_not_fit_is_refused_and_nothing_moves(reset: Reset) -> N
     session = ready()
     fail = only(Fail, session.request(reset))
     assert (fail.failure.code, fail.failure.scope) == ("refused", "request")
-    assert session.phase is Phase.READY and not session.requests.asked
+    assert session.phase is Phase.READY and not session.requests.pending_reply
     assert session.request(Step(b"\x04")) == [PostStep()]
 
 
@@ -576,25 +533,26 @@ def test_of_several_exceptions_the_first_envs_is_told() -> None:
         session.request(Step(b"\x04"))
         failures = {row: Failure("env_raised", "env", "no", env_index=row, worker=row) for row in rows}
         for row, failure in failures.items():
-            session.said(row, RowFailed(failure))
+            session.worker_sent(row, RowFailed(failure))
         assert session.rows_done() == [Fail(failures[min(rows)])]
+
+
+def test_info_that_a_worker_sent_is_kept_with_the_number_of_its_request() -> None:
+    session = shared()
+    session.worker_sent(0, RowInfo(0, b"a frame", number=7))
+    session.handle(events.LostRowInfo(2, b"of an ended worker"))  # which belongs to the last request in any case
+    assert session.infos.numbers == {0: 7} and session.infos.take(0) == b"a frame"
+    assert session.infos.numbers == {} and session.infos.large == {2: b"of an ended worker"}
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_call_of_some_rows_concerns_their_workers_only() -> None:
+@pytest.mark.parametrize("request_", [Reset(), Call("render", b"args", rows=[0]), SetAttr("gravity", [b"1"])])
+def test_request_with_a_message_is_posted_and_answered_when_its_rows_are_done(request_: Any) -> None:
     session = ready()
-    how: dict[str, Any] = {"only_kind": True, "skip_unreset": True, "question": "exists", "reset_first": True}
-    wanted = Call("render", b"args", rows=[0], **how)
-    assert session.request(wanted) == [Tell(0, CallRows([0], "render", b"args", number=1, **how))]
-    assert session.said(0, CallResults([b"a"], 1)) == [Answer(Done(), rows=((0, b"a"),))]
-    assert session.request(SetAttr("gravity", [b"1", b"2"], rows=[1, 2])) == [
-        Tell(0, SetAttrRows([2], "gravity", each=[b"2"], number=2)),
-        Tell(1, SetAttrRows([1], "gravity", each=[b"1"], number=2)),
-    ]
-    session.said(1, CallResults([b""], 2))
-    assert session.said(0, CallResults([b""], 2)) == [Answer(Done(), rows=((1, b""), (2, b"")))]
+    assert session.request(request_) == [PostMessage()] and session.phase is Phase.MOVING
+    assert session.rows_done() == [Answer(Done(), arrays=True)] and session.phase is Phase.READY
 
 
 @pytest.mark.parametrize("rows", [[3], [1, 0], [1, 1]])
@@ -610,65 +568,12 @@ def test_class_that_a_question_names_may_have_any_name() -> None:
     session = ready(program_environment=None)
     failed = only(Fail, session.request(Call("_secret", b"", question="exists")))
     assert failed.failure.code == "not_permitted"
-    assert len(session.request(Call("__main__:Mine", b"", question="wrapped"))) == 2
+    assert session.request(Call("__main__:Mine", b"", question="wrapped")) == [PostMessage()]
 
 
-def test_options_each_go_with_their_rows() -> None:
-    session = ready()
-    told = session.request(Reset(mask=[True, False, True], options_each=[b"a", b"b", b"c"]))
-    assert told[1:] == [
-        Tell(0, ResetRows([0, 2], [None, None], b"", [b"a", b"c"])),
-        Tell(1, ResetRows([], [], b"", [])),
-    ]
-    session.rows_done()
-    failed = only(Fail, session.request(Reset(options_each=[b"a"])))
+def test_options_each_are_those_of_all_envs() -> None:
+    failed = only(Fail, ready().request(Reset(options_each=[b"a"])))
     assert "the options of 3 envs, got 1" in failed.failure.message
-
-
-def test_call_that_a_process_had_not_read_when_it_ended_is_told_to_the_next_one() -> None:
-    session = ready()
-    tell = every(Tell, session.request(Call("render", b"args")))[1]
-    assert tell.process == 1
-    session.said(0, CallResults([b"a", b"b"]))
-    assert not every(Fail, session.handle(WorkerExited(1, KILLED, tell.message)))
-    session.elapsed(1.0)
-    session.said(1, built(), 1.1)
-    handed = only(HandOver, session.said(1, Mapped(), 1.2))
-    assert handed.pending == tell.message
-    assert session.said(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
-
-
-@pytest.mark.parametrize("unread", ["nothing", "another message", "the call, until its deadline"])
-def test_call_fails_whose_process_may_have_read_it_or_had_its_time(unread: str) -> None:
-    session = ready()
-    tell = every(Tell, session.request(Call("render", b"args")))[1]
-    session.said(0, CallResults([b"a", b"b"]))
-    if unread.startswith("the call"):
-        session.slots[1].process.late = Late("call", 1, 61.0, 60.0)
-    message = {"nothing": None, "another message": Mapped()}.get(unread, tell.message)
-    failed = every(Fail, session.handle(WorkerExited(1, KILLED, message)))
-    assert len(failed) == 1 and "during a call" in failed[0].failure.message
-
-
-@pytest.mark.parametrize("values", [[], [b"a"], [b"a", b"b", b"c"]])
-def test_results_of_another_number_of_envs_fail_the_call(values: list[bytes]) -> None:
-    session = ready()
-    session.request(Call("render", b""))
-    session.said(1, CallResults([b"c"]))
-    failed = only(Fail, session.said(0, CallResults(values)))
-    assert f"the results of {len(values)} envs in place of 2" in failed.failure.message
-    assert session.request(Step(b"\x04")) == [PostStep()]
-
-
-def test_results_of_an_earlier_call_are_not_mixed_into_the_next() -> None:
-    session = ready()
-    session.request(Call("first", b""))
-    session.said(1, CallResults([b"old"]))
-    session.said(0, CallFailed(RAISED))
-    numbers = {tell.message.number for tell in session.request(Call("second", b""))}  # type: ignore[union-attr]
-    assert numbers == {2}
-    session.said(0, CallResults([b"a", b"b"]))
-    assert session.said(1, CallResults([b"c"])) == [Answer(Done(), rows=((0, b"a"), (1, b"c"), (2, b"b")))]
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
@@ -687,7 +592,7 @@ def test_private_names_are_refused_on_the_network_only(request_: Any) -> None:
     fail = only(Fail, session.request(request_))
     assert fail.failure.code == "not_permitted" and session.phase is Phase.READY
     private = ready(program_environment=ProgramEnvironment([], "/", {}))
-    assert every(Tell, private.request(request_))
+    assert private.request(request_) == [PostMessage()]
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
@@ -696,7 +601,7 @@ def test_private_names_are_refused_on_the_network_only(request_: Any) -> None:
 def test_exception_in_close_is_told_and_the_session_ends_all_the_same() -> None:
     session = ready(2, 1)
     session.request(Close())
-    session.said(0, RowFailed(RAISED))
+    session.worker_sent(0, RowFailed(RAISED))
     assert session.closed(0) == [Fail(RAISED), End()]
 
 
@@ -728,10 +633,9 @@ def test_each_env_has_its_own_time_to_close_once(again: list[int]) -> None:
     assert only(Kill, ends) and [each.text[:6] for each in every(Notify, ends)] == ([] if again else ["env 43"])
 
 
-@pytest.mark.parametrize("request_, progress", [(Step(b"\x04"), Progress(5, 0, "step")), (Call("x", b""), None)])
-def test_env_that_is_at_work_when_its_session_closes_has_a_second(request_: Any, progress: Progress | None) -> None:
-    session = ready()
-    session.request(request_)
+def test_env_that_is_at_work_when_its_session_closes_has_a_second() -> None:
+    session, progress = ready(), Progress(5, 0, "call")
+    session.request(Call("x", b""))
     session.request(Close(), quiescent=False)
     session.closes(1, 1)
     assert session.elapsed(1.0, progress, Progress(7, 1, ""), quiescent=False) == [Kill(0)]
@@ -746,9 +650,9 @@ def test_client_is_told_which_envs_are_slow_to_close() -> None:
     session = ready()
     session.request(Close())
     session.closed(1)
-    session.handle(WorkerSaid(0, Closing([2], stacks=77)))
+    session.handle(WorkerMessage(0, Closing([2])))
     assert session.elapsed(4.0) == [ReportLate(0, Late("close", 2, 4.0, 60.0))]
-    assert session.elapsed(5.0) == [ReportClosing(((0, 77, (2,)),))]
+    assert session.elapsed(5.0) == [ReportClosing(((0, (2,)),))]
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -778,7 +682,7 @@ def test_requests_while_closing_are_refused() -> None:
     session = ready()
     session.handle(events.LeaseExpired())
     fail = only(Fail, session.request(Step(b"\x04")))
-    assert "closing" in fail.failure.message
+    assert "lease ran out" in fail.failure.message
 
 
 def test_close_of_a_session_that_is_ending_anyway_is_answered_at_its_end() -> None:
@@ -850,9 +754,9 @@ def test_hub_that_shuts_down_begins_no_request() -> None:
     session.sends(0)
     assert session.handle(DRAINING) == []
     assert session.request(Step(b"\x04")) == [Fail(SHUTTING_DOWN)]
-    assert session.request(Receive(1)) == [TakePart(1)]
+    session.request(Receive(1))
     ends = session.handle(events.PartDone((0,)))
-    assert only(Answer, ends) and Goodbye(SHUTTING_DOWN) in ends
+    assert only(AnswerPart, ends) and Goodbye(SHUTTING_DOWN) in ends
 
 
 def test_hub_that_shuts_down_lets_a_client_that_drives_end_its_step() -> None:
@@ -867,60 +771,67 @@ def test_hub_that_shuts_down_lets_a_client_that_drives_end_its_step() -> None:
 
 def test_part_is_posted_and_received_once_enough_rows_are_done() -> None:
     session = ready()
-    assert session.request(Send([0, 2], b"\x04")) == [PostPart()]
-    assert session.handle(events.PartPosted(2)) == [Answer(Done())]
-    assert session.request(Receive(5)) == [TakePart(2)]  # not more than there are
-    session.said(0, RowInfo(2, b"large"))
+    assert session.request(Send([0, 2], b"\x04")) == [PostPart(), Answer(Done())]
+    assert session.request(Receive(5)) == [KeepWaiting(), TakePart(2)]  # not more than there are
+    session.worker_sent(0, RowInfo(2, b"large"))
     answer = session.handle(events.PartDone((0, 2), ((0, b"small"),), (2,)))
-    assert answer == [Answer(Done(), rows=((0, b"small"), (2, b"large")), part=(0, 2))]
-    fail = only(Fail, session.request(Receive(1)))
-    assert "no env is under way" in fail.failure.message
+    assert answer == [AnswerPart(((0, b"small"), (2, b"large")), (0, 2))]
+    assert session.request(Receive(1)) == [Answer(Done())]
 
 
 def test_row_of_a_part_that_raised_is_told_by_itself() -> None:
     session = ready()
     session.sends(0, 1)
-    session.said(1, RowInfo(1, b"of the step before"))
-    session.said(1, RowFailed(RAISED))
-    session.request(Receive(0))
-    assert session.handle(events.PartDone((), raised=1)) == [Fail(RAISED)]
-    assert session.request(Collect([0, 1])) == [Answer(Done())]
-    assert session.request(Receive(5)) == [TakePart(1)]
-
-
-def test_send_ends_the_receive_that_waits_and_leaves_its_rows_to_the_next() -> None:
-    session = ready()
-    session.sends(0)
+    session.worker_sent(1, RowInfo(1, b"of the step before"))
+    session.worker_sent(1, RowFailed(RAISED))
     session.request(Receive(1))
-    assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
-    assert session.handle(events.PartPosted(1)) == [Answer(Done())]
-    assert session.request(Receive(2)) == [TakePart(2)]
-    assert session.handle(events.PartDone((0, 1))) == [Answer(Done(), part=(0, 1))]
+    assert session.handle(events.PartDone((), raised=1)) == [FailPart(RAISED)]
+    assert session.request(Collect([0, 1])) == [Answer(Done())]
+    assert session.request(Receive(5))[-1:] == [TakePart(1)]
 
 
-def test_refused_send_ends_the_receive_that_waits_too() -> None:
+def test_sends_that_wait_are_answered_in_their_order_with_as_many_rows_as_the_last_one_wants() -> None:
     session = ready()
-    session.sends(0)
-    for refused in (events.ActionsRefused("they do not fit"), events.Draining(9.0, 9.0, False)):
-        session.request(Receive(1))
-        if isinstance(refused, events.Draining):
-            session.handle(refused)
-            assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), Fail(SHUTTING_DOWN)]
-        else:
-            assert session.request(Send([1], b"\x04", True), quiescent=False) == [LeavePart(), PostPart()]
-            assert only(Fail, session.handle(refused)).failure.code == "bad_actions"
-    assert session.request(Receive(1)) == [TakePart(1)]
-    assert Answer(Done(), part=(0,)) in session.handle(events.PartDone((0,)))
+    assert session.request(Send([0], b"\x04", 1)) == [PostPart(), KeepWaiting(), TakePart(1)]
+    assert session.request(Send([1], b"\x04", 2), quiescent=False) == [PostPart(), KeepWaiting(), TakePart(2)]
+    assert session.request(TemplatesRequest([])) == [Answer(Templates([], []))]
+    assert session.handle(events.PartDone((1,))) == [AnswerPart((), (1,)), TakePart(1)]
+    assert session.handle(events.PartDone((0,))) == [AnswerPart((), (0,))]
 
 
-def test_close_gives_up_the_receive_that_waits() -> None:
+def test_of_more_than_two_that_wait_the_oldest_is_answered_without_rows_and_so_are_all_once_no_row_is_left() -> None:
     session = ready()
-    session.sends(0)
+    for row in range(2):
+        session.request(Send([row], b"\x04", 1))
+    assert session.request(Send([2], b"\x04", 3)) == [PostPart(), KeepWaiting(), AnswerPart(), TakePart(3)]
+    assert session.handle(events.PartDone((0, 1, 2))) == [AnswerPart((), (0, 1, 2)), AnswerPart()]
+
+
+def test_refused_send_leaves_those_that_wait() -> None:
+    session = ready()
+    session.request(Send([0], b"\x04", 1))
+    session.effects.misfit = "they do not fit"
+    for _ in range(2):
+        fail = only(Fail, session.request(Send([1], b"\x04", 1)))
+        assert fail.failure == Failure("bad_actions", "request", "they do not fit; no env has moved")
+    session.handle(events.Draining(9.0, 9.0, False))
+    assert session.request(Send([1], b"\x04", 1), quiescent=False) == [Fail(SHUTTING_DOWN)]
+    assert AnswerPart((), (0,)) in session.handle(events.PartDone((0,)))
+
+
+def test_close_gives_up_what_waits_and_another_end_fails_it() -> None:
+    session = ready()
+    session.request(Send([0, 1], b"\x04", 1))
     session.request(Receive(1))
     session.request(Close())
     assert session.handle(events.PartDone((0,))) == []
     session.closed(0)
     assert session.closed(1) == [Answer(Done()), End()]
+    session = ready()
+    session.request(Send([0, 1], b"\x04", 1))
+    session.request(Receive(1))
+    over = Failure("session_lost", "session", "its lease ran out")
+    assert session.handle(events.LeaseExpired())[:2] == [FailPart(over)] * 2
 
 
 def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
@@ -934,10 +845,13 @@ def test_whole_batch_waits_for_the_rows_that_went_by_parts() -> None:
 def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
     session = ready()
     session.request(Step(b"\x04"))
-    assert session.handle(events.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
-    session.request(Send([0], b"\x04"))
-    assert session.handle(events.ActionsRefused("no")) == [Fail(Failure("bad_actions", "request", "no"))]
+    refused = Failure("bad_actions", "request", "no")
+    assert session.handle(events.NotPosted(refused)) == [Fail(refused)]
     assert session.request(Step(b"\x04")) == [PostStep()]
+    broken = ready(faults=Faults(restarts_max=0))
+    broken.request(Step(b"\x04"))
+    assert only(Fail, broken.exited(0)).failure.code == "restarts_exhausted" and broken.phase is Phase.BROKEN
+    assert broken.handle(events.NotPosted(refused)) == []
 
 
 # --- who drives -------------------------------------------------------------------------------------------------------
@@ -948,9 +862,8 @@ def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     assert session.handle(events.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
     assert (session.ownership.lane, session.ownership.driver) == (LaneName.SHARED, Driver.CLIENT)
     called = session.request(Call("x", b""))
-    assert TakeDrive() in called and len(every(Tell, called)) == 2 and session.ownership.driver is Driver.HUB
-    session.said(0, CallResults([b"", b""]))
-    answered = session.said(1, CallResults([b""]))
+    assert called == [TakeDrive(), PostMessage()] and session.ownership.driver is Driver.HUB
+    answered = session.rows_done()
     assert only(Answer, answered) and GiveDrive() in answered and session.ownership.driver is Driver.CLIENT
 
 
@@ -962,7 +875,7 @@ def test_hub_takes_the_drive_for_a_step_by_message() -> None:
 
 def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left() -> None:
     session = shared()
-    session.said(1, RowFailed(RAISED))
+    session.worker_sent(1, RowFailed(RAISED))
     assert session.request(Collect([1]), quiescent=False) == [Fail(RAISED)]
     assert session.request(Collect([0]), quiescent=False) == [Answer(Done())]
     assert session.ownership.driver is Driver.CLIENT
@@ -971,7 +884,7 @@ def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left(
 def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> None:
     session = shared()
     session.handle(events.Attached(quiescent=False))
-    session.said(1, RowFailed(RAISED))
+    session.worker_sent(1, RowFailed(RAISED))
     assert session.handle(events.SideClosed(quiescent=False)) == [CloseSide(), Transfer()]
     assert session.elapsed(0.0) == [TakeDrive(), TakeDrive(), AnswerAttach()]
     assert session.request(Collect([1])) == [Fail(RAISED)]
@@ -979,7 +892,7 @@ def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> N
 
 def test_failure_of_an_env_that_is_another_workers_is_not_kept() -> None:
     session = shared()
-    session.said(0, RowFailed(RAISED))
+    session.worker_sent(0, RowFailed(RAISED))
     assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
 
 
@@ -990,13 +903,11 @@ def test_client_whose_step_is_under_way_is_refused() -> None:
     assert session.ownership.driver is Driver.CLIENT
 
 
-@pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over", "sends", "by parts", "broken"])
+@pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over", "by parts", "broken"])
 def test_side_socket_is_refused_while_something_is_under_way(why: str) -> None:
     session = shared() if why == "shared" else ready(faults=Faults(restarts_max=0))
-    if why in ("sends", "by parts"):
-        session.request(Send([0], b"\x04"))
     if why == "by parts":
-        session.handle(events.PartPosted(1))
+        session.request(Send([0], b"\x04"))
     if why == "broken":
         session.exited(0)
     if why == "busy":
@@ -1024,8 +935,8 @@ def test_client_that_takes_over_before_the_envs_are_made_fails_the_make_and_wait
     session = begun(1, 1)
     failed, transferred = session.handle(events.Attached(quiescent=True))
     assert isinstance(failed, Fail) and transferred == Transfer() and failed.failure.code == "session_lost"
-    session.said(0, built())
-    done = session.said(0, Mapped())
+    session.worker_sent(0, built())
+    done = session.worker_sent(0, Mapped())
     assert [type(each) for each in done] == [HandOver, Learn, TakeDrive, AnswerAttach] and session.phase is Phase.READY
 
 
@@ -1043,7 +954,7 @@ def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sen
     session.request(Receive(1))
     assert session.handle(events.Attached(quiescent=True)) == [Transfer()]
     assert session.elapsed(1.0) == []
-    assert session.handle(events.PartDone((0,))) == [Answer(Done(), part=(0,))]
+    assert session.handle(events.PartDone((0,))) == [AnswerPart((), (0,))]
     assert session.elapsed(2.0) == [TakeDrive(), AnswerAttach()]
     assert session.request(Step(b"\x04")) == [PostStep()]
 
@@ -1097,6 +1008,13 @@ def test_takeover_of_a_session_that_breaks_is_told() -> None:
     assert [type(each) for each in session.handle(events.Attached(quiescent=True))] == [Transfer, FailAttach]
 
 
+def test_takeover_of_a_session_that_is_ended_is_told_by_whom() -> None:
+    session = shared()
+    session.handle(events.Attached(quiescent=True))
+    why = Failure("session_lost", "session", "session 00010203 was ended by admin ops: a demo")
+    assert only(FailAttach, session.handle(events.Abandoned(why))).failure == why
+
+
 # --- the phases -------------------------------------------------------------------------------------------------------
 
 
@@ -1130,7 +1048,7 @@ def diagram() -> str:
 def test_documented_diagram_is_that_of_the_methods() -> None:
     document = Path(state.__file__).with_name("PHASES.md").read_text()
     assert f"```mermaid\n{diagram()}\n```\n" in document
-    assert "    READY --> MOVING: reset, step\n" in document and "ENDED --> READY" not in document
+    assert "    READY --> MOVING: call, reset, set_attr, step\n" in document and "ENDED --> READY" not in document
     for phase in Phase:
         assert f"| `{phase.name}` |" in document
 
@@ -1146,12 +1064,14 @@ def vector_env() -> Session:
 def test_vector_envs_rows_are_sent_together() -> None:
     session = vector_env()
     assert session.made is not None and session.made.vector
-    assert only(Fail, session.request(Send([0, 1], b"\x04"))) == Fail(Failure("refused", "request", split_share(3, 2)))
-    assert session.request(Send([2, 0], b"\x04")) == [PostPart()]
+    assert only(Fail, session.request(Send([0, 1], b"\x04"))) == Fail(
+        Failure("refused", "request", whole_workers_text(3, 2))
+    )
+    assert session.request(Send([2, 0], b"\x04"))[:1] == [PostPart()]
 
 
 def test_vector_env_has_options_for_all_of_its_envs() -> None:
-    assert PostReset() in vector_env().request(Reset(options=b"options"))
+    assert PostMessage() in vector_env().request(Reset(options=b"options"))
     refused = only(Fail, vector_env().request(Reset(options_each=[b"", b"", b""])))
     assert "options for all of its envs" in refused.failure.message
 
@@ -1161,8 +1081,8 @@ def test_vector_env_has_options_for_all_of_its_envs() -> None:
 
 def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
     session = ready(3, 2)
-    assert session.said(0, RowInfo(1, b"of worker 1")) == []
-    assert session.said(1, Suspicious(1, "an info")) == []
+    assert session.worker_sent(0, RowInfo(1, b"of worker 1")) == []
+    assert session.worker_sent(1, Suspicious(1, "an info")) == []
 
 
 def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:
@@ -1174,3 +1094,8 @@ def test_session_that_is_discarded_has_ended() -> None:
     session = ready(3, 2)
     session.discard()
     assert session.phase is Phase.ENDED
+
+
+def test_first_step_of_an_env_is_a_step_to_people() -> None:
+    first, later = Progress(FIRST_CALL, 0, "init"), Progress(0, 0, "reset")
+    assert (first.verb, first.is_first, later.verb, later.is_first) == ("step", True, "reset", False)

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from envhub_server.ipc.control import BYTES_MAX, ENTRY_BYTES, SetAttributes, SetAttrRows
 from envhub_server.memory.session_memory import ArenaBudget, SessionMemory, UnreadMemory, UnreadObservations
 from envhub_server.session.slots import Progress
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import OP_RESET, OP_STEP, TURN_FIRST
+from envhub.arena.memory import FIRST_CALL, OP_RESET, OP_STEP
 from envhub.protocol.messages import pack_rows
 from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub.values.leaf import Leaf
@@ -30,14 +31,14 @@ def test_progress_names_the_row_that_the_worker_executes(memory: SessionMemory) 
     arena = memory.arena
     assert memory.progress(1) == Progress(0, 1, "")
     memory.driver.post(OP_STEP)
-    arena.turn[1] = 3 | 1 << 21
+    arena.progress[1] = 3 | 1 << 21
     assert memory.progress(1) == Progress(3 | 1 << 21, 3, "step")
-    arena.turn[1] = 3 | TURN_FIRST
+    arena.progress[1] = 3 | FIRST_CALL
     assert memory.progress(1).kind == "init"
     arena.done[3] = arena.request[3]
-    arena.turn[1] = 3 | 1 << 21
+    arena.progress[1] = 3 | 1 << 21
     assert memory.progress(1) == Progress(3 | 1 << 21, 1, "step")  # it has not begun with the other
-    arena.turn[1] = 0  # no row of its own
+    arena.progress[1] = 0  # no row of its own
     assert memory.progress(1).row == 1
     arena.done[:] = arena.request
     memory.driver.post(OP_RESET)
@@ -126,4 +127,31 @@ def test_place_of_a_large_info_grows_within_the_budget(memory: SessionMemory) ->
     memory.grow(1, 200_000, budget)
     assert arena.rooms[1] <= 8_192 and arena.put_info(1, bytes(9_000)) is None
     arena.info_length[1] = 9_000  # which only a client may have written
-    assert arena.info(1) is None and arena.said_by_channel().tolist() == [False, True, False, False]
+    arena.info_template[2], arena.info_length[2] = 7, 9_000
+    assert arena.info(1) is None and arena.sent_by_channel() == [1, 2]
+    assert arena.info(2) is None and arena.columns(np.arange(4)) == [] and arena.infos_of(slice(1, 3), 9_000) is None
+    arena.give_room(2, 9_000)
+    assert arena.columns(np.arange(4))[0].data.shape == (1, 9_000) and len(arena.info(2) or b"") == 9_000
+    memory.grow(3, arena.layout.info_bytes, budget)
+    assert arena.rooms[3] == 0
+
+
+def test_last_values_are_set_again_in_the_order_in_which_they_were_set() -> None:
+    kept = SetAttributes()
+    for message in (
+        SetAttrRows([0, 1], "mass", [b"one"] * 2),
+        SetAttrRows([1, 2], "wind", [b"1", b"2"]),
+        SetAttrRows([0], "mass", [b"two"]),
+    ):
+        assert kept.add(message)
+    assert kept.again([0, 1]) == [SetAttrRows([1], "wind", [b"1"]), SetAttrRows([0, 1], "mass", [b"two", b"one"])]
+    assert not kept.again([3])
+
+
+def test_value_without_room_takes_the_place_of_the_one_before() -> None:
+    kept = SetAttributes()
+    largest = bytes(BYTES_MAX - 2 * ENTRY_BYTES - 4)
+    assert kept.add(SetAttrRows([0], "map", [largest])) and kept.add(SetAttrRows([0], "mass", [b"four"]))
+    assert not kept.add(SetAttrRows([0], "mass", [b"fives"]))
+    assert [message.name for message in kept.again([0])] == ["map"]
+    assert kept.add(SetAttrRows([0], "map", [b"small"])) and kept.add(SetAttrRows([0], "mass", [b"fives"]))

@@ -11,25 +11,21 @@ from envhub_server.ipc.control import (
     BYTES_MAX,
     Build,
     Building,
-    CallFailed,
-    CallResults,
-    CallRows,
     CloseEnvs,
     EpisodesDone,
     Faulted,
     FirstBuilt,
+    HandedOver,
     InfoTemplate,
     Leave,
-    Left,
     Mapped,
-    ResetRows,
     RowFailed,
     RowInfo,
     Serve,
     SetAttrRows,
-    TakePlace,
+    TakeSlot,
 )
-from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
 from envhub_server.session.replacement import SPARE_RETRY_MAX_S, SPARE_RETRY_S
 from envhub_server.session.requests import KEPT_TEMPLATES_MAX
 from envhub_server.session.slots import SAMPLE_S, Progress, Stage, WorkerLoss
@@ -40,23 +36,24 @@ from hypothesis import strategies as st
 from recorder import (
     Answer,
     AnswerAttach,
+    AnswerPart,
     Assign,
     CloseSide,
     Effect,
     End,
     Fail,
     FailAttach,
+    FailPart,
     FinishSteps,
     GiveArena,
     GiveDrive,
     Grant,
     HandOver,
     KeepReplay,
-    KeepRows,
     Kill,
     Notify,
+    PostMessage,
     PostPart,
-    PostReset,
     PostStep,
     ReportLate,
     StartProcesses,
@@ -82,7 +79,6 @@ from sessions import (
     shared,
 )
 
-from envhub.env_failure import reseeded
 from envhub.protocol.messages import (
     Call,
     Close,
@@ -158,13 +154,11 @@ def test_rows_of_a_worker_that_ended_are_the_hubs_and_the_session_goes_on(reques
     if request_ is not None:
         answer = only(Answer, session.rows_done())
         assert answer.arrays
-    assert session.phase is Phase.READY and not session.requests.asked
+    assert session.phase is Phase.READY and not session.requests.pending_reply
 
 
 def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() -> None:
     session = ready()
-    session.request(Reset([3, 4, 5]))
-    session.rows_done()
     session.exited(1, now_s=100.0)
     assert session.elapsed(100.0) == []
     again = session.elapsed(100.1)
@@ -172,36 +166,18 @@ def test_worker_is_started_again_when_its_time_has_come_and_serves_its_rows() ->
     assert StartProcesses((2,)) in again
     assert (build.process, build.message.rows) == (2, [1])
     assert session.elapsed(100.2) == []
-    mapped = only(GiveArena, session.said(1, built()))
+    mapped = only(GiveArena, session.worker_sent(1, built()))
     assert (mapped.process, mapped.slot) == (2, 1) and mapped.message.num_envs == 3
-    handed = only(HandOver, session.said(1, Mapped(), now_s=101.0))
-    assert handed.message.seeds == [reseeded(4, 1)]
+    handed = only(HandOver, session.worker_sent(1, Mapped(), now_s=101.0))
+    assert handed.replaced == 1
     assert handed.message.failure is None and b"env_failure" in handed.message.info
     assert session.request(Step(b"\x04")) == [PostStep()]
-
-
-def test_seed_of_an_env_is_kept_until_it_is_given_another() -> None:
-    session = ready()
-    for reset in (Reset([3, 4, 5]), Reset(), Reset([7, None, None], mask=[False, True, True]), Reset([None, 8, None])):
-        session.request(reset)
-        session.rows_done()
-    assert seeds_of_the_next(session, 0) == [reseeded(3, 1), reseeded(5, 1)]
-    assert seeds_of_the_next(session, 1) == [reseeded(8, 1)]
-
-
-def seeds_of_the_next(session: Session, worker: int) -> list[int | None]:
-    """What the process that takes a worker's place is given, once the worker has ended."""
-    session.exited(worker, now_s=100.0)
-    session.elapsed(100.1)
-    session.said(worker, built())
-    handed = only(HandOver, session.said(worker, Mapped(), now_s=101.0))
-    return handed.message.seeds
 
 
 def late(session: Session) -> float:
     """Have env 2 of worker 0 hang in a step of the session until its worker is killed; returns the time."""
     session.request(Step(b"\x04"))
-    at = Progress(turn=7, row=2, kind="step")
+    at = Progress(word=7, row=2, kind="step")
     limit_s = session.make.faults.step_s
     end_s = limit_s + SAMPLE_S
     assert session.elapsed(0.0, at, None, quiescent=False) == []
@@ -228,7 +204,7 @@ def test_deadline_is_of_what_the_env_is_called_for(kind: str) -> None:
     session = ready(faults=Faults(reset_s=1.0, init_s=2.0, call_s=3.0))
     limit_s = {"reset": 1.0, "init": 2.0, "call": 3.0}[kind]
     session.request(Call("x", b"") if kind == "call" else Step(b"\x04"))
-    at = Progress(turn=7, row=1, kind="" if kind == "call" else kind)
+    at = Progress(word=7, row=1, kind=kind)
     before_s = limit_s - SAMPLE_S
     assert session.elapsed(0.0, None, at) == [] and session.sampled(0.0, before_s, None, at) == []
     report = only(ReportLate, session.sampled(before_s, limit_s + SAMPLE_S, None, at))
@@ -238,7 +214,7 @@ def test_deadline_is_of_what_the_env_is_called_for(kind: str) -> None:
 def test_pause_of_the_machine_is_not_the_time_of_an_env() -> None:
     session = ready(faults=Faults(step_s=0.5))
     session.request(Step(b"\x04"))
-    at = Progress(turn=7, row=2, kind="step")
+    at = Progress(word=7, row=2, kind="step")
     assert session.elapsed(0.1, at, None, quiescent=False) == []
     assert session.elapsed(2.0, at, None, quiescent=False) == []  # planned for 0.2
     assert session.elapsed(2.1, at, None, quiescent=False) == []
@@ -251,7 +227,7 @@ def test_pause_while_the_client_paused_is_not_the_time_of_an_env() -> None:
     session = shared(faults=Faults(init_s=2.0))
     session.exited(0)
     session.sampled(0.0, 1.5)
-    session.said(0, Building(1), now_s=1.5)
+    session.worker_sent(0, Building(1), now_s=1.5)
     for pause_s in (0.0, 1.9):
         assert session.elapsed(session.next_deadline_s() + pause_s) == []
 
@@ -259,14 +235,14 @@ def test_pause_while_the_client_paused_is_not_the_time_of_an_env() -> None:
 def test_worker_that_makes_its_envs_has_the_time_for_one_for_each() -> None:
     session = begun(4, 2, faults=Faults(init_s=10.0))
     assert session.elapsed(0.0) == session.sampled(0.0, 5.0) == []
-    session.said(0, Building(1))
+    session.worker_sent(0, Building(1))
     report = only(ReportLate, session.sampled(5.0, 10.1))  # worker 0 is at its second env by now
     assert (report.process, report.late.row) == (1, 1)
 
 
 def test_worker_that_waits_for_the_others_is_not_late() -> None:
     session = begun(4, 2, faults=Faults(init_s=10.0))
-    session.said(0, built())
+    session.worker_sent(0, built())
     assert session.elapsed(0.0) == []
     assert [report.process for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
 
@@ -274,8 +250,8 @@ def test_worker_that_waits_for_the_others_is_not_late() -> None:
 def test_worker_that_takes_long_to_map_the_arena_is_late() -> None:
     session = begun(faults=Faults(init_s=10.0))
     for worker in (0, 1):
-        session.said(worker, built())
-    session.said(0, Mapped())
+        session.worker_sent(worker, built())
+    session.worker_sent(0, Mapped())
     assert session.elapsed(0.0) == []
     assert [report.process for report in session.sampled(0.0, 10.1)] == [1]  # type: ignore[attr-defined]
 
@@ -304,20 +280,10 @@ def test_failure_that_the_hub_tells_in_place_of_a_worker_fails_the_step_and_no_m
     session = ready(faults=Faults(on_crash="raise"))
     session.request(Step(b"\x04"))
     taken = only(TakeRows, session.exited(0))
-    session.handle(events.StandInFailed(taken.loss.failure))
+    session.handle(events.LostRowFailed(taken.loss.failure))
     assert session.rows_done() == [Fail(taken.loss.failure)]
     assert taken.loss.failure.code == "worker_died" and taken.loss.failure.scope == "request"
     assert session.phase is Phase.READY
-
-
-def test_call_waits_for_a_worker_that_is_on_its_way() -> None:
-    session = ready()
-    session.exited(0)
-    session.request(Call("render", b""))
-    assert session.said(1, CallResults([b"b"])) == []
-    session.replaced()
-    answer = only(Answer, session.said(0, CallResults([b"a", b"c"])))
-    assert answer.rows == ((0, b"a"), (1, b"b"), (2, b"c"))
 
 
 def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -> None:
@@ -326,33 +292,9 @@ def test_why_a_process_could_not_make_its_envs_is_told_of_that_process_alone() -
     for now_s, fails in ((1.0, True), (2.0, False)):
         session.elapsed(now_s)
         if fails:
-            session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
+            session.worker_sent(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
         taken = only(TakeRows, session.exited(0, now_s=now_s))
         assert ("; before that: no such file" in taken.loss.failure.message) is fails
-
-
-def test_call_waits_for_a_worker_whose_next_process_ends_before_it_reads_it() -> None:
-    session = ready()
-    session.exited(0)
-    session.request(Call("render", b""))
-    session.said(1, CallResults([b"b"]))
-    session.elapsed(1.0)
-    assert every(TakeRows, session.exited(0, now_s=1.0)) and session.phase is Phase.CALLING
-
-
-def test_worker_that_ends_once_it_has_answered_does_not_fail_the_call() -> None:
-    session = ready()
-    session.request(Call("render", b""))
-    session.said(0, CallResults([b"a", b"c"]))
-    assert every(TakeRows, session.exited(0))
-    assert session.said(1, CallResults([b"b"])) == [Answer(Done(), rows=((0, b"a"), (1, b"b"), (2, b"c")))]
-
-
-def test_exception_in_a_call_is_told_before_the_end_of_a_worker() -> None:
-    session = ready()
-    session.request(Call("render", b""))
-    session.said(0, CallFailed(RAISED))
-    assert Fail(RAISED) in session.exited(1)
 
 
 @pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("render", b"")])
@@ -370,7 +312,7 @@ def test_last_end_of_a_worker_fails_the_request_under_way_at_once(request_: Any)
 def test_env_that_raises_too_often_breaks_the_session() -> None:
     session = ready(faults=Faults(restarts_max=2))
     for phase in (Phase.READY, Phase.READY, Phase.BROKEN):
-        assert session.said(0, Faulted(2, "ValueError: no"), 1.0) == [] and session.phase is phase
+        assert session.worker_sent(0, Faulted(2, "ValueError: no"), 1.0) == [] and session.phase is phase
     fail = only(Fail, session.request(Step(b"\x04")))
     assert "env 2 raised ValueError: no" in fail.failure.message
     assert (fail.failure.env_index, fail.failure.worker) == (2, 0)
@@ -378,7 +320,7 @@ def test_env_that_raises_too_often_breaks_the_session() -> None:
 
 def test_what_other_workers_still_say_after_the_last_end_is_nothing() -> None:
     session = broken()
-    assert session.said(1, RowFailed(RAISED)) == []
+    assert session.worker_sent(1, RowFailed(RAISED)) == []
     assert session.rows_done() == []
     assert session.exited(1) == [] and session.elapsed(1e9) == []
     assert session.phase is Phase.BROKEN
@@ -401,44 +343,24 @@ def test_session_that_waits_for_a_worker_is_closed_without_it() -> None:
 # --- what is told to the next process ---------------------------------------------------------------------------------
 
 
-def test_part_of_a_request_waits_for_the_next_process() -> None:
-    session = ready()
-    session.exited(0)
-    reset = session.request(Reset([1, 2, 3]))
-    assert [type(each) for each in reset] == [PostReset, Tell]
-    handed = only(HandOver, session.replaced())
-    assert handed.pending == ResetRows([0, 2], [1, 3], b"")
-
-
-def test_reset_that_leaves_out_all_rows_of_a_worker_that_ended_waits_for_none() -> None:
-    session = ready()
-    session.exited(0)
-    reset = session.request(Reset(mask=[False, True, False]))
-    assert reset == [PostReset(), KeepRows(0), Tell(1, ResetRows([1], [None], b""))]
-    handed = only(HandOver, session.replaced(now_s=1.0))
-    assert handed.pending is None
-
-
-def test_worker_that_ends_in_a_reset_is_said_to_have_been_at_it() -> None:
-    session = ready()
-    session.request(Reset([1, 2, 3]))
-    taken = only(TakeRows, session.exited(0))
-    assert taken.resetting == (0, 2)
-
-
 def test_worker_that_says_again_what_is_known_changes_nothing() -> None:
     session = ready()
-    assert session.said(0, built()) == session.said(0, Mapped()) == session.said(0, FirstBuilt(True, 1)) == []
+    assert (
+        session.worker_sent(0, built())
+        == session.worker_sent(0, Mapped())
+        == session.worker_sent(0, FirstBuilt(True, 1))
+        == []
+    )
     assert session.slots[0].stage is Stage.SERVING
     session = begun()
     assert (
-        session.said(0, FirstBuilt(True, 1)) == [] and session.slots[0].process.first is None
+        session.worker_sent(0, FirstBuilt(True, 1)) == [] and session.slots[0].process.first is None
     )  # the number is decided
 
 
 def test_spare_that_has_ended_is_nothing_any_more() -> None:
     session = ready()
-    assert session.said(7, Mapped()) == session.exited(7) == []
+    assert session.worker_sent(7, Mapped()) == session.exited(7) == []
 
 
 def test_only_the_last_forms_of_infos_of_a_worker_are_kept_and_none_that_is_too_large() -> None:
@@ -448,40 +370,30 @@ def test_only_the_last_forms_of_infos_of_a_worker_are_kept_and_none_that_is_too_
         return found
 
     session = ready()
-    session.said(0, InfoTemplate(0, bytes(EXAMPLE_BYTES_MAX)))
-    session.said(0, InfoTemplate(1, bytes(EXAMPLE_BYTES_MAX + 1)))  # which no honest worker sends
+    session.worker_sent(0, InfoTemplate(0, bytes(EXAMPLE_BYTES_MAX)))
+    session.worker_sent(0, InfoTemplate(1, bytes(EXAMPLE_BYTES_MAX + 1)))  # which no honest worker sends
     for number in range(2, KEPT_TEMPLATES_MAX + 1):
-        session.said(0, InfoTemplate(number, b"example"))
+        session.worker_sent(0, InfoTemplate(number, b"example"))
     assert known(0, 1, 2, KEPT_TEMPLATES_MAX) == [0, 2, KEPT_TEMPLATES_MAX]
-    session.said(0, InfoTemplate(0, b"again"))
-    session.said(0, InfoTemplate(KEPT_TEMPLATES_MAX + 1, b"one more"))
+    session.worker_sent(0, InfoTemplate(0, b"again"))
+    session.worker_sent(0, InfoTemplate(KEPT_TEMPLATES_MAX + 1, b"one more"))
     assert known(0, 2, 3, KEPT_TEMPLATES_MAX + 1) == [0, 3, KEPT_TEMPLATES_MAX + 1]
 
 
 def test_large_info_in_place_of_a_worker_takes_the_place_of_the_rows_last_failure() -> None:
     session = shared()
-    session.said(1, RowFailed(RAISED))
-    assert session.handle(events.StandInInfo(1, b"info")) == []
+    session.worker_sent(1, RowFailed(RAISED))
+    assert session.handle(events.LostRowInfo(1, b"info")) == []
     assert session.request(Collect([0, 1])) == [Answer(Done(), rows=((1, b"info"),))]
 
 
 def test_what_a_step_left_is_forgotten_with_the_next_request_of_all_envs() -> None:
     for request, left in product((Step(b"\x04"), Reset()), (RowFailed(RAISED), RowInfo(1, b"info"))):
         session = ready()
-        session.said(1, left)
+        session.worker_sent(1, left)
         session.request(request)
         session.rows_done()
         assert session.request(Collect([0, 1, 2])) == [Answer(Done())]
-
-
-@pytest.mark.parametrize("request_", [None, Reset(), Step(b"")])
-def test_answer_to_no_call_is_dropped(request_: Any) -> None:
-    session = ready()
-    if request_ is not None:
-        session.request(request_)
-    assert only(Warn, session.said(0, CallResults([b"", b""], number=1))) == Warn(
-        "stale_answer_dropped", {"worker": 0, "message": "CallResults", "of": 1}
-    )
 
 
 def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
@@ -489,7 +401,7 @@ def test_message_about_a_step_that_was_given_up_is_dropped() -> None:
     session.request(Step(b""))
     for stale in (RowInfo(0, b"old", number=1), RowFailed(RAISED, number=1)):
         fields = {"worker": 0, "message": type(stale).__name__, "of": 1}
-        assert session.handle(WorkerSaid(0, stale, current=False)) == [Warn("stale_answer_dropped", fields)]
+        assert session.handle(WorkerMessage(0, stale, current=False)) == [Warn("stale_answer_dropped", fields)]
     assert not session.infos.large
     only(Answer, session.rows_done())
 
@@ -499,7 +411,7 @@ def test_what_the_next_process_says_before_it_serves_is_of_no_earlier_step() -> 
     session.exited(0)
     session.elapsed(1.0)
     failed = RowFailed(Failure("factory_failed", "env", "no", env_index=0, worker=0))
-    assert session.handle(WorkerSaid(2, failed, current=False)) == []
+    assert session.handle(WorkerMessage(2, failed, current=False)) == []
     assert session.slots[0].boot_failure == failed.failure
 
 
@@ -547,14 +459,14 @@ def test_process_that_cannot_build_its_envs_while_the_session_closes_is_not_told
     session.exited(0)
     session.elapsed(1.0)
     session.request(Close())
-    session.said(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
+    session.worker_sent(0, RowFailed(Failure("factory_failed", "env", "no such file", env_index=0, worker=0)))
     session.exited(0)
     assert session.closed(1) == [Answer(Done()), End()]
 
 
 def test_env_has_all_of_its_time_for_a_step_that_its_worker_has_not_begun() -> None:
     session = ready(faults=Faults(step_s=1.0))
-    at = Progress(turn=7, row=1, kind="step")
+    at = Progress(word=7, row=1, kind="step")
     session.request(Step(b"\x04"))
     assert session.sampled(0.0, 1.0, None, at) == []
     session.rows_done()
@@ -618,23 +530,21 @@ class FakeHub:
                 assert left == (process in self.alive)
                 self.serving.pop(slot, None)
                 self.posted.discard(slot)
-            case HandOver(slot, process, _, pending):
+            case HandOver(slot, process):
                 assert process in self.alive and slot not in self.serving, "two owners of a row"
                 self.serving[slot] = process
-                if pending is not None:
-                    self.inbox += [(process, reply) for reply in self.reply_to(pending)]
-            case PostReset() | PostStep():
+            case PostMessage() | PostStep():
                 assert not self.posted and self.session.ownership.driver is Driver.HUB
                 self.posted = set(self.serving)
                 if not self.posted:
                     self.queue.append(events.RowsDone())
             case PostPart():
                 self.parts += 1
-                self.queue.append(events.PartPosted(1))
             case TakePart(rows):
                 assert rows == 1 and self.parts
-                self.parts -= 1
-                self.queue.append(events.PartDone((0,)))
+                if events.PartDone((0,)) not in self.queue:
+                    self.parts -= 1
+                    self.queue.append(events.PartDone((0,)))
             case GiveDrive():
                 assert not self.posted and not self.parts
             case TakeDrive():
@@ -642,7 +552,7 @@ class FakeHub:
                 self.parts = 0
             case AnswerAttach() | FailAttach():
                 self.heirs_told += 1
-            case Answer() | Fail():
+            case Answer() | Fail() | AnswerPart() | FailPart():
                 self.told += 1
             case Kill(process):
                 self.inbox.append((process, KILLED))
@@ -658,14 +568,12 @@ class FakeHub:
 
     def reply_to(self, message: Any) -> list[Any]:
         match message:
-            case CallRows() | SetAttrRows():
-                return [CallResults([b""] * len(message.rows), message.number)]
             case CloseEnvs():
                 return [ExitCause("exited with status 0")]
-            case ResetRows() | Serve() | TakePlace():
+            case SetAttrRows() | Serve() | TakeSlot():
                 return []
             case Leave():
-                return [Left()]
+                return [HandedOver()]
             case Build(first_only=True):
                 return [FirstBuilt(False, 1 << 20)]
             case _:
@@ -683,7 +591,7 @@ class FakeHub:
             self.posted -= {slot for slot, process in self.serving.items() if process == worker}
             self.deliver(WorkerExited(worker, event))
         else:
-            self.deliver(WorkerSaid(worker, event))
+            self.deliver(WorkerMessage(worker, event))
 
     def finish(self) -> None:
         """Every row is done."""
@@ -701,11 +609,11 @@ class FakeHub:
                 self.hear(data.draw(st.integers(0, len(self.inbox) - 1)))
             case "move" if state.phase is Phase.MOVING:
                 self.finish()
-            case "ask" if not state.requests.asked:
+            case "ask" if not state.requests.pending_reply:
                 # The protocol admits nothing but CLOSE while ATTACH waits for the envs.
                 self.ask(data.draw(st.sampled_from(CLOSES if state.making else REQUESTS)))
             case "raise" if state.phase is Phase.MOVING and self.alive & {*self.serving.values()}:
-                self.deliver(WorkerSaid(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
+                self.deliver(WorkerMessage(min(self.alive & {*self.serving.values()}), RowFailed(RAISED)))
             case "age" if self.alive & {*self.serving.values()}:
                 process = data.draw(st.sampled_from(sorted(self.alive & {*self.serving.values()})))
                 self.inbox.append((process, EpisodesDone()))
@@ -734,7 +642,8 @@ class FakeHub:
                 self.deliver(data.draw(st.sampled_from(ends)))
 
 
-REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Send([0], b"\x04"), Receive(1)]
+REQUESTS = [Step(b"\x04"), Reset(), Reset([1]), Call("x", b""), SetAttr("x", [b""]), Receive(1)]
+REQUESTS += [Send([0], b"\x04"), Send([0], b"\x04", 1)]
 CLOSES = [Close(), Close(terminate=True)]
 REQUESTS += [Collect([0]), *CLOSES]
 ACTS = ["hear"] * 4 + ["move"] * 2 + ["ask"] * 2
@@ -755,7 +664,7 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
             break
         hub.act(data.draw(st.sampled_from(ACTS)), data)
         assert hub.told in (hub.asked, hub.asked - 1)
-        assert hub.session.requests.asked == (hub.told != hub.asked) or hub.ends
+        assert hub.session.requests.pending_reply == (hub.told != hub.asked) or hub.ends
     if not hub.ends:
         hub.deliver(events.Abandoned(SHUTTING_DOWN))
     while hub.inbox:
@@ -768,36 +677,22 @@ def test_every_request_gets_one_answer_and_every_session_one_end(
 
 def test_new_envs_of_a_worker_are_given_the_attributes_that_were_set_last() -> None:
     session = ready()
-    session.request(SetAttr("gravity", [b"1", b"2", b"3"]))
-    session.said(0, CallResults([b"", b""]))
-    session.said(1, CallResults([b""]))
-    session.request(SetAttr("wind", [b"w"], [0]))
-    session.said(0, CallResults([b""]))
-    session.request(SetAttr("gravity", [b"9"], [2]))
-    session.said(0, CallResults([b""]))
+    for rows, name, values in (([0, 2], "gravity", [b"1", b"3"]), ([0], "wind", [b"w"]), ([2], "gravity", [b"9"])):
+        assert session.worker_sent(0, SetAttrRows(rows, name, values)) == []
+    session.worker_sent(1, SetAttrRows([0, 1], "gravity", [b"2", b"2"]))  # it does not have row 0
     session.exited(0)
     instructions = session.replaced()
     assert every(Tell, instructions) == [
-        Tell(2, SetAttrRows([0], "wind", each=[b"w"])),
-        Tell(2, SetAttrRows([0, 2], "gravity", each=[b"1", b"9"])),
+        Tell(2, SetAttrRows([0], "wind", [b"w"])),
+        Tell(2, SetAttrRows([0, 2], "gravity", [b"1", b"9"])),
     ]
     assert only(HandOver, instructions).slot == 0
 
 
-def test_attribute_that_could_not_be_set_is_not_set_again() -> None:
-    session = ready()
-    session.request(SetAttr("gravity", [b"1"]))
-    session.said(0, CallFailed(Failure("env_raised", "env", "no", env_index=0, worker=0)))
-    session.said(1, CallResults([b""]))
-    session.exited(0)
-    assert len(session.replaced()) == 1
-
-
 def test_attribute_without_room_is_reported() -> None:
     session = ready()
-    session.request(SetAttr("map", [bytes(BYTES_MAX)], [0]))
-    reported = session.said(0, CallResults([b""]))
-    assert Warn("attribute_not_kept", {"name": "map"}) in reported and only(Answer, reported)
+    reported = session.worker_sent(0, SetAttrRows([0], "map", [bytes(BYTES_MAX)]))
+    assert reported == [Warn("attribute_not_kept", {"name": "map"})]
 
 
 # --- replays of what an env was asked before it failed ----------------------------------------------------------------
@@ -826,7 +721,7 @@ def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
     session = recorded()
     session.request(Step(b"\x04"))
     failure = Failure("env_raised", "env", "no", 2, 0, type="ValueError", traceback="its traceback")
-    found = session.said(0, RowFailed(failure, number=5, trace=trace))
+    found = session.worker_sent(0, RowFailed(failure, number=5, trace=trace))
     if not trace:
         assert found == []
         return
@@ -846,8 +741,14 @@ def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
 def test_no_replay_is_kept_of_an_env_that_is_not_the_workers(row: int | None) -> None:
     session = recorded()
     session.request(Step(b"\x04"))
-    assert session.said(0, RowFailed(Failure("env_raised", "env", "no", row, 0), number=5, trace=b"its trace")) == []
-    assert session.said(1, RowFailed(Failure("env_raised", "env", "no", None, 1), number=5, trace=b"its trace")) == []
+    assert (
+        session.worker_sent(0, RowFailed(Failure("env_raised", "env", "no", row, 0), number=5, trace=b"its trace"))
+        == []
+    )
+    assert (
+        session.worker_sent(1, RowFailed(Failure("env_raised", "env", "no", None, 1), number=5, trace=b"its trace"))
+        == []
+    )
 
 
 # --- what is refused, told and planned --------------------------------------------------------------------------------
@@ -867,8 +768,8 @@ def test_failure_of_no_env_comes_before_those_of_envs(last: int) -> None:
     session.request(Call("x", b""))
     failures = [Failure("env_raised", "env", "of env 1", env_index=1), Failure("refused", "request", "of none")]
     for number in (1 - last, last):
-        told = session.said(number, CallFailed(failures[number]))
-    assert only(Fail, told).failure.message == "of none"
+        session.worker_sent(number, RowFailed(failures[number]))
+    assert only(Fail, session.rows_done()).failure.message == "of none"
 
 
 @pytest.mark.parametrize("kind", ["init", "step", "reset"])
@@ -900,7 +801,7 @@ def spared(num_envs: int = 3, workers: int = 2, **make: Any) -> Session:
     """A session with its spares, which have made their envs."""
     session = ready(num_envs, workers, **{**SPARES, **make})
     for number in session.slots.spares:
-        assert session.said(number, built()) == []
+        assert session.worker_sent(number, built()) == []
     return session
 
 
@@ -914,11 +815,11 @@ def test_spare_takes_the_place_of_a_worker_that_ends_and_another_one_is_made() -
     session = spared()
     ended = session.exited(1, now_s=5.0)
     assert only(TakeRows, ended).slot == 1 and Assign(1, 2) in ended
-    given, placed = only(GiveArena, ended), only_tell(TakePlace, ended)
+    given, placed = only(GiveArena, ended), only_tell(TakeSlot, ended)
     assert (given.process, given.slot, placed.process) == (2, 1, 2)
     assert (placed.message.worker, placed.message.rows) == (1, [1])
     assert StartProcesses((3,), spare=True) in ended and only_tell(Build, ended).process == 3
-    handed = only(HandOver, session.said(1, Mapped(), now_s=5.0))
+    handed = only(HandOver, session.worker_sent(1, Mapped(), now_s=5.0))
     assert (handed.slot, handed.process) == (1, 2)
     assert session.restarts == 1 and list(session.slots.spares) == [3]
     assert session.elapsed(60.0) == []  # no other process is started for the worker
@@ -928,20 +829,20 @@ def test_process_that_is_started_for_a_lost_worker_becomes_the_spare_if_a_spare_
     session = ready(**SPARES)
     assert len(session.exited(0)) == 1  # the spare is still being made
     session.elapsed(0.2)
-    session.said(0, Building(1))
-    swapped = session.said(2, built())
-    assert Assign(0, 2) in swapped and only_tell(TakePlace, swapped) and only(GiveArena, swapped)
+    session.worker_sent(0, Building(1))
+    swapped = session.worker_sent(2, built())
+    assert Assign(0, 2) in swapped and only_tell(TakeSlot, swapped) and only(GiveArena, swapped)
     assert session.slots.spares[3].stage is Stage.BUILDING and session.slots.spares[3].built == 1
-    only(HandOver, session.said(0, Mapped()))
-    assert session.said(3, built()) == [] and session.slots.spares[3].stage is Stage.BUILT
+    only(HandOver, session.worker_sent(0, Mapped()))
+    assert session.worker_sent(3, built()) == [] and session.slots.spares[3].stage is Stage.BUILT
 
 
 def test_spares_of_devices_are_made_for_each_device() -> None:
     session = ready(4, 4, hosting=Hosting(spares=2, gpus=[5, 6]))
-    assert {spare.place for spare in session.slots.spares.values()} == {0, 1}
-    numbers = {spare.place: number for number, spare in session.slots.spares.items()}
+    assert {spare.slot_index for spare in session.slots.spares.values()} == {0, 1}
+    numbers = {spare.slot_index: number for number, spare in session.slots.spares.items()}
     for number in session.slots.spares:
-        session.said(number, built())
+        session.worker_sent(number, built())
     assert Assign(3, numbers[1]) in session.exited(3)
     assert Assign(2, numbers[0]) in session.exited(2)
 
@@ -949,7 +850,7 @@ def test_spares_of_devices_are_made_for_each_device() -> None:
 @pytest.mark.parametrize("make", [{"kwargs_each": [b"0", b"1", b"2"]}, {"factories": b"three"}])
 def test_spare_of_envs_that_differ_is_for_one_worker_first_for_that_which_ended_most_often(make: Any) -> None:
     session = spared(3, 3, **make)
-    assert session.slots.spares[3].place == 0
+    assert session.slots.spares[3].slot_index == 0
     assert len(session.exited(1)) == 1
     ended = session.exited(0)
     assert StartProcesses((4,), spare=True) in ended and places(ended) == [(0, [0])]
@@ -961,7 +862,7 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
     now_s = 0.0
     for retry_s in (SPARE_RETRY_S, 2 * SPARE_RETRY_S, 4 * SPARE_RETRY_S):
         (number,) = session.slots.spares
-        assert session.said(number, RowFailed(RAISED)) == []
+        assert session.worker_sent(number, RowFailed(RAISED)) == []
         assert session.exited(number, now_s=now_s) == [] and not session.slots.spares
         assert not every(
             StartProcesses, session.exited(0, now_s=now_s + retry_s / 2)
@@ -973,7 +874,7 @@ def test_spare_that_ends_is_made_again_later_each_time() -> None:
         assert only(StartProcesses, begun).spare and only_tell(Build, begun)
     assert session.restarts == 3  # of the worker alone
     (number,) = session.slots.spares
-    session.said(number, built(), now_s=now_s)
+    session.worker_sent(number, built(), now_s=now_s)
     session.exited(number, now_s=now_s)
     assert session.elapsed(now_s + SPARE_RETRY_S)  # for it had made its envs
 
@@ -992,7 +893,7 @@ def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
 def test_spare_that_is_about_to_be_ended_as_it_was_late_takes_no_place() -> None:
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.sampled(0.0, 1.2)
-    assert session.slots.spares[2].late is not None and session.said(2, built(), now_s=1.2) == []
+    assert session.slots.spares[2].late is not None and session.worker_sent(2, built(), now_s=1.2) == []
     assert len(session.exited(0, now_s=1.2)) == 1
 
 
@@ -1007,11 +908,11 @@ def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() 
     session.exited(0)
     session.elapsed(0.2)
     session.sampled(0.2, 1.0)
-    session.said(2, Building(1))  # so that only the lost worker's process hangs
+    session.worker_sent(2, Building(1))  # so that only the lost worker's process hangs
     session.sampled(1.0, 1.4)
     assert session.slots[0].process.late is not None
-    assert Assign(0, 2) in session.said(2, built(), now_s=1.5)
-    session.said(0, Mapped(), now_s=1.5)
+    assert Assign(0, 2) in session.worker_sent(2, built(), now_s=1.5)
+    session.worker_sent(0, Mapped(), now_s=1.5)
     assert session.elapsed(1.5 + STACKS_S) == [Kill(3)]
 
 
@@ -1036,45 +937,31 @@ WORN = {"hosting": Hosting(recycle=Recycle(episodes=10))}
 def recycled(session: Session, worker: int, number: int, now_s: float = 0.0, cut: bool = False) -> list[Effect]:
     """Have the worker leave once the spare of this number has made its envs; the spare serves then."""
     leaving = session.number(worker)
-    told = session.said(number, built(), now_s)
+    told = session.worker_sent(number, built(), now_s)
     assert Tell(leaving, Leave(cut)) in told
-    instructions = session.said(worker, Left(), now_s)
+    instructions = session.worker_sent(worker, HandedOver(), now_s)
     assert only_tell(CloseEnvs, instructions).process == leaving
     assert only(Assign, instructions) == Assign(worker, number)
     given = only(GiveArena, instructions)
     assert (given.process, given.slot) == (number, worker)
-    return [*told, *instructions, *session.said(worker, Mapped(), now_s)]
+    return [*told, *instructions, *session.worker_sent(worker, Mapped(), now_s)]
 
 
 def test_spare_takes_over_without_a_restart_and_the_worker_ends() -> None:
     session = ready(**WORN)
-    session.request(Reset([3, 4, 5]))
-    session.rows_done()
-    begun = session.said(1, EpisodesDone())
+    begun = session.worker_sent(1, EpisodesDone())
     assert StartProcesses((2,), spare=True) in begun and places(begun) == [(1, [1])]
     swapped = recycled(session, 1, 2, now_s=7.0)
     taken = only(TakeRows, swapped)
-    assert (taken.slot, taken.process, taken.left, taken.resetting) == (1, 1, True, None)
+    assert (taken.slot, taken.process, taken.left) == (1, 1, True)
     handed = only(HandOver, swapped)
-    assert (handed.slot, handed.process, handed.message.seeds) == (1, 2, [reseeded(4, 1)])
+    assert (handed.slot, handed.process, handed.replaced) == (1, 2, 1)
     told = codec.decode(handed.message.info)["env_failure"]  # for a row that was cut
     assert (told["cause"], told["message"]) == ("recycle", "worker 1 (env 1) was recycled")
     assert session.restarts == 0 and session.recycled == 1 and session.expects_end(1)
     assert session.closed(1, now_s=7.1) == [] and not session.slots.spares
-    assert session.next_deadline_s() == math.inf and len(session.said(0, EpisodesDone(), now_s=7.2)) == 2
+    assert session.next_deadline_s() == math.inf and len(session.worker_sent(0, EpisodesDone(), now_s=7.2)) == 2
     assert session.phase is Phase.READY and session.slots[1].serves_since_s == 7.0
-
-
-@pytest.mark.parametrize("request_", [Step(b"\x04"), Reset(), Call("pid", b"", [])])
-def test_request_under_way_goes_on_with_the_worker_that_took_over(request_: Any) -> None:
-    session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
-    session.request(request_)
-    session.said(1, Left())
-    handed = only(HandOver, session.said(1, Mapped()))
-    assert (handed.pending is None) == isinstance(request_, Step)
-    assert session.phase in (Phase.MOVING, Phase.CALLING)
 
 
 def test_worker_that_is_too_old_is_recycled() -> None:
@@ -1082,10 +969,10 @@ def test_worker_that_is_too_old_is_recycled() -> None:
     assert session.next_deadline_s() == 30.0
     assert session.elapsed(29.0) == []
     assert StartProcesses((2,), spare=True) in session.elapsed(30.0)
-    session.said(2, built(), now_s=31.0)
-    session.said(0, Left(), now_s=31.0)
-    session.said(0, Mapped(), now_s=31.0)
-    assert session.slots[0].serves_since_s == 31.0 and session.slots[1].due_for_recycling
+    session.worker_sent(2, built(), now_s=31.0)
+    session.worker_sent(0, HandedOver(), now_s=31.0)
+    session.worker_sent(0, Mapped(), now_s=31.0)
+    assert session.slots[0].serves_since_s == 31.0 and session.slots[1].needs_recycling
 
 
 def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
@@ -1104,53 +991,53 @@ def test_worker_with_too_much_memory_is_recycled_and_not_ended() -> None:
 )
 def test_worker_of_one_env_leaves_between_episodes_and_others_at_once(num_envs: int, mode: str, cut: bool) -> None:
     session = ready(num_envs, 2, autoreset_mode=mode, **WORN)
-    session.said(0, EpisodesDone())
+    session.worker_sent(0, EpisodesDone())
     recycled(session, 0, 2, cut=cut)
 
 
 def test_worker_that_ends_before_it_left_is_lost_and_the_spare_serves() -> None:
     session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
+    session.worker_sent(1, EpisodesDone())
+    session.worker_sent(2, built())
     ended = session.exited(1)
     assert only(Assign, ended) == Assign(1, 2) and not only(TakeRows, ended).left
-    assert only(HandOver, session.said(1, Mapped())).message.info == only(TakeRows, ended).loss.info
+    assert only(HandOver, session.worker_sent(1, Mapped())).message.info == only(TakeRows, ended).loss.info
     assert session.restarts == 1 and session.recycled == 0 and session.elapsed(60.0) == []
 
 
 def test_worker_that_is_due_while_another_leaves_has_a_spare_made() -> None:
     session = ready(**WORN)
-    session.said(0, EpisodesDone())
-    session.said(2, built())
-    begun = session.said(1, EpisodesDone())
+    session.worker_sent(0, EpisodesDone())
+    session.worker_sent(2, built())
+    begun = session.worker_sent(1, EpisodesDone())
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
-    assert session.said(3, built()) == [Tell(1, Leave())]
+    assert session.worker_sent(3, built()) == [Tell(1, Leave())]
 
 
 def test_spare_that_is_ready_before_the_next_process_of_a_lost_worker_leaves_no_spare_behind() -> None:
     session = ready(**WORN)
-    session.said(1, EpisodesDone())
+    session.worker_sent(1, EpisodesDone())
     session.exited(1)
     session.elapsed(0.2)
-    swapped = session.said(2, built())
+    swapped = session.worker_sent(2, built())
     assert only(Kill, swapped) == Kill(3) and Assign(1, 2) in swapped
     assert session.ended(3) == [] and not session.slots.spares
 
 
 def test_worker_that_left_when_the_spare_had_ended_gets_another_process_at_once() -> None:
     session = ready(**WORN)
-    session.said(1, EpisodesDone())
-    session.said(2, built())
+    session.worker_sent(1, EpisodesDone())
+    session.worker_sent(2, built())
     session.exited(2)
-    left = session.said(1, Left())
+    left = session.worker_sent(1, HandedOver())
     assert StartProcesses((3,)) in left and session.slots[1].loss is not None
-    session.said(1, built())
-    assert only(HandOver, session.said(1, Mapped())).process == 3 and session.restarts == 0
+    session.worker_sent(1, built())
+    assert only(HandOver, session.worker_sent(1, Mapped())).process == 3 and session.restarts == 0
 
 
 def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
     session = ready(faults=Faults(close_s=2.0), **WORN)
-    session.said(1, EpisodesDone())
+    session.worker_sent(1, EpisodesDone())
     recycled(session, 1, 2, now_s=1.0)
     assert session.elapsed(2.9) == []
     assert session.elapsed(3.0) == [Kill(1)]
@@ -1160,7 +1047,7 @@ def test_worker_that_left_and_does_not_close_in_time_is_ended() -> None:
 
 def test_worker_that_left_closes_its_envs_also_when_its_session_breaks_and_closes() -> None:
     session = ready(faults=Faults(restarts_max=0), **WORN)
-    session.said(1, EpisodesDone())
+    session.worker_sent(1, EpisodesDone())
     recycled(session, 1, 2)
     assert not every(Kill, session.exited(0)) and session.phase is Phase.BROKEN
     session.closes(1, 1, now_s=50.0)
@@ -1171,19 +1058,19 @@ def test_worker_that_left_closes_its_envs_also_when_its_session_breaks_and_close
 
 def test_spare_whose_envs_are_made_when_the_session_is_over_takes_no_place() -> None:
     session = ready(**WORN)
-    session.said(1, EpisodesDone())
+    session.worker_sent(1, EpisodesDone())
     session.request(Close())
-    assert session.said(2, built()) == []
+    assert session.worker_sent(2, built()) == []
     session = ready(hosting=Hosting(spares=1), faults=Faults(restarts_max=0))
     session.exited(1)
-    assert session.phase is Phase.BROKEN and session.said(2, built()) == []
+    assert session.phase is Phase.BROKEN and session.worker_sent(2, built()) == []
 
 
 def test_worker_is_not_recycled_before_its_predecessor_has_ended() -> None:
     session = ready(**WORN)
-    session.said(1, EpisodesDone())
+    session.worker_sent(1, EpisodesDone())
     recycled(session, 1, 2)
-    assert session.said(1, EpisodesDone()) == []
+    assert session.worker_sent(1, EpisodesDone()) == []
     begun = session.ended(1)
     assert StartProcesses((3,), spare=True) in begun and places(begun) == [(1, [1])]
 
@@ -1193,3 +1080,31 @@ def test_spare_that_fails_again_and_again_is_tried_once_a_minute() -> None:
     session.replacement.spares.failed = 5000
     session.exited(2, now_s=100.0)
     assert session.next_deadline_s() == 100.0 + SPARE_RETRY_MAX_S
+
+
+# --- restarts that somebody orders ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["truncate", "raise"])
+def test_ordered_restart_is_a_truncation_and_takes_nothing_of_the_budget(policy: str) -> None:
+    session = ready(faults=Faults(restarts_max=0, on_crash=policy))
+    for count in range(1, 4):
+        order = events.RestartOrdered(2, "was restarted by root: a leak")
+        assert session.handle(order, now_s=count) == [Kill(session.number(0))]
+        taken = only(TakeRows, session.exited(0, now_s=count))
+        told = env_failure(taken.loss)
+        assert (told["cause"], told["message"]) == ("restart", "worker 0 (envs 0, 2) was restarted by root: a leak")
+        assert not taken.loss.raises and session.slots[0].restart_at_s == count
+        session.replaced(0, now_s=count)
+    assert (session.restarts, session.recycled) == (0, 3)
+
+
+def test_worker_that_waits_for_its_restart_is_started_at_once() -> None:
+    session = ready()
+    session.exited(0)
+    assert session.handle(events.RestartOrdered(0, "was restarted by root"), now_s=0.01) == []
+    assert session.slots[0].restart_at_s == 0.01
+
+
+def test_session_that_does_not_serve_restarts_nothing() -> None:
+    assert begun().handle(events.RestartOrdered(0, "was restarted by root")) == []

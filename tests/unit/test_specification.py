@@ -37,9 +37,6 @@ GOLDEN = json.loads((ROOT / "tests/conformance/golden.json").read_text())
 CODE = [path for folder in ("envhub", "server", "client") for path in (ROOT / folder).rglob("*.py")]
 
 
-# --- the session in bytes ---------------------------------------------------------------------------------------------
-
-
 def test_session_in_bytes_is_that_of_the_golden_frames() -> None:
     blocks = re.findall(r"^```hex\n; (.*?)\n(.*?)^```", TEXT, re.M | re.S)
     shown = {
@@ -101,7 +98,14 @@ def default_in_words(field: dataclasses.Field[Any]) -> str:
     return f"? {json.dumps(field.default)}" if is_shown else "?"
 
 
-INNER = {Capacity, Faults, Hosting, Recycle, Shared}  # messages inside of messages, and of the side socket
+INNER = {
+    Capacity,
+    Faults,
+    Hosting,
+    messages.ProgramOrigin,
+    Recycle,
+    Shared,
+}  # messages inside of messages, and of the side socket
 KINDS = {kind for kind in {*REQUESTS.values(), *REPLIES.values(), *INNER} if dataclasses.fields(kind)}
 
 

@@ -13,6 +13,7 @@ from protocol_pair import HUB_ID, SESSION_REQUESTS, TOKEN, ProtocolPair, failure
 
 from envhub import errors
 from envhub.protocol import messages
+from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import (
     REPLY,
     Attach,
@@ -29,7 +30,7 @@ from envhub.protocol.messages import (
 from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
 
 REQUESTS = {**SESSION_REQUESTS, Op.MAKE: Make(2, "CartPole-v1"), Op.ATTACH: Attach(bytes(16))}
-REQUESTS[Op.SEND] = Send([1], b"", ends_receive=True)
+REQUESTS[Op.SEND] = Send([1], b"", min_envs=1)
 
 # --- a token at the hub -----------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ MEANT: dict[tuple[str, str], list[tuple[Op, int]]] = {
     ("not there", "any other"): [(Op.STEP, 1), (Op.RESET, N), (Op.CALL, N)],
     ("running request n", "seq n"): [(Op.STEP, N)],
     ("running request n", "CLOSE with a seq over n"): [(Op.CLOSE, N + 1), (Op.CLOSE, N + 7)],
-    ("running request n", "SEND with ends_receive and seq n + 1, where n is a RECEIVE"): [(Op.SEND, N + 1)],
+    ("running request n", "one in the window, as n is"): [(Op.SEND, N + 1), (Op.SEND, N + 3)],
     ("running request n", "any other"): [(Op.STEP, N + 1), (Op.STEP, N - 1), (Op.CLOSE, N - 1), (Op.MAKE, N + 1)],
     ("idle, n answered", "seq n"): [(Op.STEP, N)],
     ("idle, n answered", "seq over n, neither MAKE nor ATTACH"): [(Op.STEP, N + 1), (Op.RESET, N + 7)],
@@ -146,7 +147,7 @@ def test_table_of_states_and_requests_has_these_rules() -> None:
 
 
 def stops(pair: ProtocolPair) -> None:
-    pair.hub.draining = True
+    pair.hub.draining, pair.hub.stopping = SHUTTING_DOWN, True
     pair.hub.forget(TOKEN)
 
 
@@ -196,7 +197,7 @@ def pending() -> ProtocolPair:
 
 def told(pair: ProtocolPair, state: str) -> Any:
     """Give the client a HEARTBEAT reply about its last request."""
-    head = Prelude(REPLY | Op.HEARTBEAT, HUB_ID, TOKEN, pair.client._session_seq).pack()
+    head = Prelude(REPLY | Op.HEARTBEAT, HUB_ID, TOKEN, pair.client.last_seq).pack()
     return pair.client.receive([head + messages.pack(HeartbeatReply(state))], pair.now_s)
 
 
@@ -218,13 +219,13 @@ def on_reply() -> None:
 
 def on_running() -> None:
     pair = pending()
-    assert told(pair, "running") is None and sent_after(pair, 0) == [] and pair.client.pending is Op.STEP
+    assert told(pair, "running") is None and sent_after(pair, 0) == [] and pair.pending is Op.STEP
 
 
 def on_unknown_or_answered() -> None:
     for word in ("unknown", "answered"):
         pair = pending()
-        sent = pair.client._pending.frames if pair.client._pending else []
+        sent = pair.client.pending.frames if pair.client.pending else []
         assert told(pair, word) is None and pair.client.tick(pair.now_s) == [sent]
 
 
@@ -265,7 +266,7 @@ def on_any_other() -> None:
         (Op.PING, NO_SESSION, 0),
     ]:
         assert pair.client.receive([Prelude(op, HUB_ID, token, seq).pack() + b"\x80"], pair.now_s) is None
-    assert pair.client.pending is Op.STEP and sent_after(pair, 0) == []
+    assert pair.pending is Op.STEP and sent_after(pair, 0) == []
 
 
 EVENTS = {
@@ -326,7 +327,7 @@ EDGES_OF_REQUEST: dict[tuple[str, str, str], list[Callable[[ProtocolPair], objec
         lambda pair: (told(pair, "answered"), sent_after(pair, 0) == [Op.STEP])[-1],
     ],
     ("given up n", "1 s, or connected again: send HEARTBEAT", "given up n"): [
-        lambda pair: (pair.disconnect(), pair.reconnect(), sent_after(pair, 0) == [Op.HEARTBEAT])[-1],
+        lambda pair: (pair.disconnect(), pair.reconnect(), sent_after(pair, 0) == [Op.HEARTBEAT])[-1]
     ],
 }
 
@@ -348,9 +349,7 @@ def test_diagram_of_a_request_has_these_states_and_edges() -> None:
 def test_request_that_is_held_asks_after_the_one_that_was_given_up_each_second() -> None:
     pair = gave_up()
     pair.request(Op.RESET, Reset())
-    assert (
-        pair.client.held and sent_after(pair, 0) == [Op.HEARTBEAT] and sent_after(pair, HEARTBEAT_S) == [Op.HEARTBEAT]
-    )
+    assert pair.holds and sent_after(pair, 0) == [Op.HEARTBEAT] and sent_after(pair, HEARTBEAT_S) == [Op.HEARTBEAT]
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -373,6 +372,9 @@ NEXT: dict[str, type[errors.EnvHubError]] = {
     "goes on, or closes the session": errors.EnvRaised,
     "goes on: the envs are built again": errors.WorkerDied,
     "goes on likewise": errors.EnvTimeout,
+    "goes on without it": errors.SnapshotRefused,
+    "drops some": errors.SnapshotLimit,
+    "takes another": errors.SnapshotLost,
     "makes another session, and reports the bug": errors.SessionLost,
     "closes the session, and reports the bug": errors.RequestRefused,
     "closes the session": errors.RestartsExhausted,

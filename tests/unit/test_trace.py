@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from envhub_server.ipc.control import CallRows, SetAttrRows
-from envhub_server.ipc.replay_file import NOTHING, Trace, allocate, layout_of
+from envhub_server import replay
+from envhub_server.ipc.replay_file import NOTHING, Trace, allocate, layout_of, name_of_raised
+from envhub_server.replay import files_in, keep, name_beginning
 from envhub_server.worker import trace_writer
 from envhub_server.worker.gym_compat import GymEnv
-from envhub_server.worker.replayer import _notes
+from envhub_server.worker.replayer import _entries
 from envhub_server.worker.trace_writer import TraceWriter
 
 from envhub.arena import memory
 from envhub.arena.layout import Layout
 from envhub.arena.memory import Arena
+from envhub.protocol.messages import Call, SetAttr
 from envhub.values import actions, codec
 from envhub.values.leaf import OBJECT, Leaf
 
@@ -72,7 +75,7 @@ class Scene:
         found = codec.decode(self.read.taken(group))
         assert not found["cut"]
         kinds, values = (np.frombuffer(ring, np.int64).tolist() for ring in found["rings"])
-        return [note[1:] for note in _notes(found["notes"])], kinds, values
+        return [note[1:] for note in _entries(found["entries"])], kinds, values
 
 
 def test_steps_since_a_reset_with_a_seed_are_found_of_each_row() -> None:
@@ -123,10 +126,10 @@ def test_attributes_and_calls_outlive_a_reset_and_the_last_of_a_name_is_kept() -
     scene = Scene(OneRow(1))
     one = scene.groups[0]
     for value in (b"1", b"2"):
-        scene.writer.called(one, [1], SetAttrRows([1], "rate", codec.encode(value)))
-    scene.writer.called(one, [1], CallRows([1], "drive", codec.encode([[], {}])))
+        scene.writer.called(one, [1], SetAttr("rate", [codec.encode(value)]))
+    scene.writer.called(one, [1], Call("drive", codec.encode([[], {}])))
     scene.reset(3)
-    scene.writer.called(one, [1], SetAttrRows([1], "rate", each=[codec.encode(b"3")]))
+    scene.writer.called(one, [1], SetAttr("rate", [codec.encode(b"3")], [1]))
     assert [(note[0], *note[2:]) for note in scene.taken()[0] if note[0] != "reset"] == [
         ("set", "rate", [codec.encode(b"2")]),
         ("call", "drive", [codec.encode([[], {}])]),
@@ -140,11 +143,11 @@ def test_what_is_no_plain_data_is_not_kept() -> None:
     scene = Scene(OneRow(1))
     pickled = codec.encode(object(), codec.as_pickle)
     scene.writer.step(scene.groups, {1: pickled, 2: pickled})
-    assert codec.decode(scene.read.taken(0))["notes"].count(b"action") == 1
+    assert codec.decode(scene.read.taken(0))["entries"].count(b"action") == 1
     with pytest.raises(ValueError, match="lacks what is no plain data: an action"):
         scene.taken()
     scene.reset(3)
-    scene.writer.called(scene.groups[0], [1], CallRows([1], "drive", pickled))
+    scene.writer.called(scene.groups[0], [1], Call("drive", pickled))
     with pytest.raises(ValueError, match="lacks what is no plain data: the arguments of drive"):
         scene.taken()
     scene.writer.made(scene.groups[0])
@@ -218,3 +221,72 @@ def test_env_without_known_random_numbers_has_none_noted() -> None:
     for odd in (None, 3, np.random.Generator(np.random.PCG64(1)).bit_generator):
         env.env.np_random = odd
         assert trace_writer._generator(env) == b""
+
+
+# --- the folder of replays --------------------------------------------------------------------------------------------
+
+
+def named(name: str) -> str:
+    """The name of a file as a hub makes it, of step 2 after 3 calls."""
+    made = name_of_raised(name_beginning(name, "0" * 16), 1, 3 * memory.CALL_INCREMENT + 2)
+    assert made.endswith("-env1-2-3")
+    return made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name.replace(named("a")[1:], "") for path in folder.iterdir())
+
+
+def test_oldest_files_are_removed_beyond_the_bytes_and_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        keep(tmp_path, named(name), b"x" * 400, 1000)
+    assert names(tmp_path) == ["b.replay", "c.replay"]
+    monkeypatch.setattr(replay, "FILES_MAX", 1)
+    keep(tmp_path, named("d"), b"x", 1000)
+    assert names(tmp_path) == ["d.replay"]
+
+
+def test_files_of_a_user_are_not_removed(tmp_path: Path) -> None:
+    own = [tmp_path / name for name in ("rocket.replay", "rocket.replay.part", "saved-env0-0.replay")]
+    for path in own:
+        path.write_bytes(b"x" * 900)
+    for name in ("a", "b"):
+        keep(tmp_path, named(name), b"x" * 900, 1000)
+    assert names(tmp_path) == sorted(["b.replay", *(path.name for path in own)])
+
+
+def test_file_is_whole_and_the_only_one(tmp_path: Path) -> None:
+    keep(tmp_path / "kept", named("a"), b"xyz", 1000)
+    (path,) = (tmp_path / "kept").iterdir()
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"xyz", 0o600)
+    assert names(tmp_path / "kept") == ["a.replay"]
+
+
+def test_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((names(tmp_path), os.fstat(file.fileno()).st_size)))
+    keep(tmp_path, named("a"), b"xyz", 1000)
+    assert synced == [(["a.replay.part"], 3)]
+
+
+def test_file_for_which_there_is_no_room_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="1001 bytes are more than replays_bytes_max=1000"):
+        keep(tmp_path, named("b"), b"x" * 1001, 1000)
+    assert files_in(tmp_path) == []
+
+
+def test_only_files_are_listed_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "FILES_MAX", 1)
+    os.mkfifo(tmp_path / f"{named('pipe')}.replay")  # which blocks whoever opens it
+    (tmp_path / f"{named('folder')}.replay").mkdir()
+    keep(tmp_path, named("a"), b"x", 1000)
+    keep(tmp_path, named("b"), b"x", 1000)
+    assert [path for path, _ in files_in(tmp_path)] == [tmp_path / f"{named('b')}.replay"]
+    assert names(tmp_path) == ["b.replay", "folder.replay", "pipe.replay"]
+
+
+def test_name_of_an_env_is_a_name_of_a_file() -> None:
+    assert name_beginning("ALE/Pong-v5", "0" * 16) == f"ALE-Pong-v5-{'0' * 16}"
+    assert name_beginning("/../", "0" * 16) == f"env-{'0' * 16}"

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from envhub_client.session.options import FaultOptions, InvalidPolicy, Policy
+from envhub_client.session.options import CrashPolicy, FaultOptions, InvalidPolicy, Policy
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import BOUNDS
 
 from envhub.protocol import messages
-from envhub.protocol.hub import HubProtocol
-from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Hosting, Make, Op, Recycle
+from envhub.protocol.hub import FIRST_OPS, HubProtocol
+from envhub.protocol.messages import REPLY, REQUESTS, Failure, Faults, Hosting, Make, Op, ProgramOrigin, Recycle
 from envhub.protocol.prelude import PRELUDE, Prelude
 from envhub.protocol.validation import (
     FAILURE_CHARS_MAX,
@@ -21,7 +21,7 @@ from envhub.protocol.validation import (
     TEXT_CHARS_MAX,
     OutOfBounds,
     check,
-    with_short_texts,
+    shorten_texts,
 )
 
 HUB_ID = 7
@@ -29,10 +29,10 @@ HUB_ID = 7
 
 def test_texts_of_a_hub_are_shortened_and_those_of_an_env_that_raised_less() -> None:
     short, long = Failure("refused", "request", "no", log_tail="-"), "x" * 10**6
-    assert with_short_texts(short) is short
-    refused = with_short_texts(replace(short, message=long, log_tail=long))
+    assert shorten_texts(short) is short
+    refused = shorten_texts(replace(short, message=long, log_tail=long))
     assert (len(refused.message), len(refused.log_tail)) == (TEXT_CHARS_MAX, TEXT_CHARS_MAX)
-    raised = with_short_texts(Failure("env_raised", "env", long, traceback=long, log_tail=long))
+    raised = shorten_texts(Failure("env_raised", "env", long, traceback=long, log_tail=long))
     assert (len(raised.message), len(raised.traceback)) == (FAILURE_CHARS_MAX, FAILURE_CHARS_MAX)
     assert len(raised.log_tail) == TEXT_CHARS_MAX
 
@@ -50,7 +50,7 @@ def numeric(kind: type) -> dict[str, type]:
     return {name: number for name, number in found.items() if number is not None}
 
 
-KINDS = {*REQUESTS.values(), Faults, Hosting, Recycle}
+KINDS = {*REQUESTS.values(), Faults, Hosting, ProgramOrigin, Recycle}
 FIELDS = [(kind, name, number) for kind in KINDS for name, number in numeric(kind).items()]
 FIELDS.sort(key=lambda field: (field[0].__name__, field[1]))
 OPS = {kind: op for op, kind in REQUESTS.items()}
@@ -89,6 +89,8 @@ def example(kind: type, name: str, number: Any) -> Any:
     found = kind(**values)
     if kind is Recycle:
         return replace(Make(1), hosting=Hosting(recycle=found))
+    if kind is ProgramOrigin:
+        return replace(Make(1), origin=found)
     if kind is Hosting:
         return replace(Make(1), hosting=found)
     return replace(Make(1), faults=found) if kind is Faults else found
@@ -122,7 +124,7 @@ def answered(message: Any) -> Failure | None:
     """What a hub's half of the protocol refuses a request with, if it does; as the first of its session, or any."""
     hub = HubProtocol(HUB_ID)
     op, token, seq = OPS[type(message)], bytes(range(16)), 1
-    if op in messages.SESSION_OPS and op != Op.MAKE:
+    if op in messages.SESSION_OPS and op not in FIRST_OPS:
         made = hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, token, seq).pack() + messages.pack(Make(1))])
         assert made is not None
         hub.fail(made, Failure("internal", "hub", "so that the next one may come"))
@@ -163,7 +165,21 @@ def test_text_is_accepted_if_it_is_one_of_the_fields_and_refused_by_name_otherwi
 
 
 def test_policies_of_a_client_are_those_that_a_hub_accepts() -> None:
-    policies = {name: InvalidPolicy if name == "on_invalid" else Policy for name in REQUEST_CHOICES[Faults]}
+    others = {"on_invalid": InvalidPolicy, "on_crash": CrashPolicy}
+    policies = {name: others.get(name, Policy) for name in REQUEST_CHOICES[Faults]}
     assert {name: set(get_args(hint)) for name, hint in policies.items()} == {
         name: set(texts) for name, texts in REQUEST_CHOICES[Faults].items()
     }
+
+
+def test_id_of_an_order_is_short_for_hubs_keep_it() -> None:
+    check(messages.Operate("end", bytes(16)))
+    with pytest.raises(OutOfBounds, match="17 bytes"):
+        check(messages.Operate("end", bytes(17)))
+
+
+@pytest.mark.parametrize("text", ["x" * 101, "two\nlines", "\x1b[31m"])
+def test_texts_of_a_client_about_itself_are_short_lines(text: str) -> None:
+    check(ProgramOrigin(label="x" * 100, pid=7))
+    with pytest.raises(OutOfBounds, match="a text of ProgramOrigin"):
+        check(ProgramOrigin(label=text))

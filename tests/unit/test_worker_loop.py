@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import gymnasium
 import numpy as np
 import pytest
 from envhub_server.ipc import control
@@ -22,31 +23,26 @@ from envhub_server.worker import context
 from envhub_server.worker.context import Host
 from envhub_server.worker.process import Worker
 from hubs import wait_until
-from scripted_env import (
-    GIVE_INFO,
-    GIVE_LARGE_INFO,
-    GO_ON,
-    LARGE,
-    RAISE,
-    TERMINATE,
-    ScriptedEnv,
-)
+from scripted_env import GIVE_INFO, GIVE_LARGE_INFO, GO_ON, LARGE, RAISE, TERMINATE, ScriptedEnv
 
 from envhub.arena.layout import Layout
 from envhub.arena.memory import (
+    CALL_INCREMENT,
+    CALL_ONE,
     DRIVER_CLIENT,
     DRIVER_HUB,
+    FIRST_CALL,
     FRESH,
+    OP_CALL,
     OP_OUT_OF_BAND,
     OP_PART,
     OP_RESET,
+    OP_SET_ATTR,
     OP_STEP,
+    ROW_BITS,
     STATUS_INFO,
     STATUS_OK,
     STATUS_RAISED,
-    TURN_FIRST,
-    TURN_ONE,
-    TURN_ROW,
     Arena,
     allocate,
 )
@@ -66,6 +62,10 @@ made: list[ScriptedEnv] = []  # by the factories of the worker, which unpickles 
 def make_env() -> ScriptedEnv:
     made.append(ScriptedEnv())
     return made[-1]
+
+
+def make_envs(num_envs: int) -> gymnasium.vector.SyncVectorEnv:
+    return gymnasium.vector.SyncVectorEnv([make_env] * num_envs)
 
 
 class Hub:
@@ -119,8 +119,8 @@ class Hub:
             self.heard += self.channel.receive() or ()
         return found
 
-    def build(self, **other: Any) -> Any:
-        make, memory = held(Make(ROWS, factories=cloudpickle.dumps([make_env] * ROWS)))
+    def build(self, factory: Callable[..., Any] = make_env, **other: Any) -> Any:
+        make, memory = held(Make(ROWS, factories=cloudpickle.dumps([factory] * ROWS)))
         with os.fdopen(memory, "rb") as file:
             build = control.Build(0, self.rows, "", b"", make.factories, "", [], "NextStep", True, **other)
             self.tell(build, [file.fileno()])
@@ -139,7 +139,7 @@ class Hub:
         mapped = len([message for message in self.heard if isinstance(message, control.Mapped)])
         leaves = built.observation_leaves, built.action_leaves
         described = built.observation_spaces[0], built.action_space
-        message = control.MapArena(ROWS, *leaves, arena.layout.info_bytes, *described, "same", spin_us)
+        message = control.MapArena(ROWS, *leaves, arena.layout.info_bytes, *described, "same", spin_us, slow_ms=1)
         self.tell(message, [self.memory.fileno(), *self.bells])
         self.hear(control.Mapped, mapped + 1)
         self.arena = arena
@@ -184,22 +184,32 @@ class Hub:
         self.await_rows()
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: Sequence[int] | None = None) -> None:
-        chosen = self.rows if rows is None else list(rows)
-        self.post(op=OP_RESET, ring=False)
-        self.tell(control.ResetRows(chosen, list(seeds or [None] * len(chosen)), b""))
+        mask = [] if rows is None else [row in rows for row in range(ROWS)]
+        self.arena.put_message(messages.pack(messages.Reset(list(seeds or []), mask)))
+        self.post(op=OP_RESET)
         self.await_rows()
 
     def call(self, name: str) -> list[Any]:
         """Each env's attribute, once the worker has dealt with all messages and rings that came before.
 
-        It is asked twice: epoll may return a message before a ring that came earlier, but both at the same time.
+        The worker is told something twice: epoll may return a message before a ring that came earlier, but both at the
+        same time. An attribute is read where it lies, as the rows may be pending.
         """
         for _ in range(2):
-            known = len([message for message in self.heard if isinstance(message, control.CallResults)])
-            self.tell(control.CallRows(self.rows, name, codec.encode([[], {}]), number=known + 1))
-            found = self.hear(control.CallResults, known + 1)[-1]
-            assert found.number == known + 1
-        return [codec.decode(value) for value in found.values]
+            told = len([message for message in self.heard if isinstance(message, control.Suspicious)])
+            self.tell(control.SetAttrRows(self.rows[:1], "no_such", [b""]))  # which cannot be read
+            self.hear(control.Suspicious, told + 1)
+        return [getattr(made[row], name) for row in range(len(self.rows))]
+
+    def ask(self, message: Any, rows: Sequence[int] | None = None) -> list[Any]:
+        """Have these rows called; each row's result, or None."""
+        found = np.array(self.rows if rows is None else rows)
+        self.arena.put_message(messages.pack(message))
+        self.arena.post_rows(OP_CALL if isinstance(message, messages.Call) else OP_SET_ATTR, found, CALL_INCREMENT)
+        self.ring()
+        self.await_rows(found.tolist())
+        blobs = [self.arena.info(row) for row in found.tolist()]
+        return [None if blob is None else codec.decode(blob) for blob in blobs]
 
     def observed(self) -> list[list[float]]:
         arena = self.arena
@@ -376,46 +386,92 @@ def test_rows_that_are_done_already_are_left_alone() -> None:
         assert hub.call("length") == [1, 0, 0, 1]
 
 
-# --- resets by the channel --------------------------------------------------------------------------------------------
+# --- requests with a message ------------------------------------------------------------------------------------------
 
 
-def test_ring_of_a_step_may_overtake_the_reset_message_before_it() -> None:
+def test_reset_of_some_rows_has_the_others_repeat_their_last_observation() -> None:
     with serving() as hub:
-        hub.post(op=OP_RESET)
-        hub.ring()
-        hub.tell(control.ResetRows(hub.rows, [None] * ROWS, b""))
-        hub.await_rows()
         hub.step()
-        assert hub.observed() == [[2, 1]] * ROWS
+        hub.reset(seeds=[None, 5, None, 7], rows=[1, 2])
+        assert hub.observed() == [[1, 1], [2, 0], [2, 0], [1, 1]]
+        assert [env.seeds for env in made] == [[None], [None, 5], [None, None], [None]]
+        assert [hub.arena.last_seed(row) for row in hub.rows] == [None, 5, None, None]
 
 
-def test_reset_message_that_is_sent_again_to_the_next_worker_leaves_complete_rows() -> None:
-    with mapped() as hub:
-        hub.arena.observations[0][:] = 9  # as the worker before has left it
-        hub.post(op=OP_RESET, ring=False)
-        hub.arena.done[:2] = hub.arena.request[:2]
-        hub.arena.needs_reset[2:] = FRESH
-        hub.tell(control.Serve())
-        hub.tell(control.ResetRows([2, 3], [5, 6], b""))
+@pytest.mark.parametrize("while_it_looks", [False, True])
+def test_request_whose_last_words_are_not_stored_yet_waits_for_them(while_it_looks: bool) -> None:
+    with serving(spin_us=1000) as hub:
+        seen, stepper = len(made[0].seeds), hub.worker._stepper
+        hub.arena.put_message(messages.pack(messages.Reset()))
+        hub.post(op=OP_RESET)
         hub.await_rows()
-        assert hub.observed() == [[9, 9], [9, 9], [1, 0], [1, 0]]
-        assert [env.seeds for env in made] == [[], [], [5], [6]]
+        carry_out = stepper._carry_out
+
+        def look(rows: list[int]) -> bool:
+            if while_it_looks and rows == [0, 1, 2]:
+                hub.arena.request[3] += 1
+            return carry_out(rows)
+
+        stepper._carry_out = look  # type: ignore[method-assign]
+        hub.arena.op[:] = OP_RESET
+        hub.arena.request[:3] += 1
+        hub.ring()
+        if not while_it_looks:
+            hub.call("episode")
+            assert len(made[0].seeds) == seen + 1
+            hub.arena.request[3] += 1
+        hub.ring()
+        hub.await_rows()
+        assert [len(env.seeds) for env in made] == [seen + 2] * ROWS
 
 
-def test_actions_out_of_band_wait_for_their_message() -> None:
+def test_call_stores_results_as_infos_and_leaves_observations_and_other_rows_alone() -> None:
+    with serving() as hub:
+        hub.step(GO_ON, TERMINATE, GO_ON, GO_ON)
+        before, begun = (hub.arena.needs_reset.tolist(), hub.observed()), hub.arena.begun.tolist()  # by the reset
+        assert hub.ask(messages.Call("length", b"", rows=[1, 3]), [1, 3]) == [1, 1]
+        assert hub.arena.begun.tolist() == [begun[0], hub.arena.request[1], begun[2], hub.arena.request[3]]
+        assert (hub.arena.needs_reset.tolist(), hub.observed()) == before
+        assert hub.ask(messages.SetAttr("length", [codec.encode(9), codec.encode(8)], [0, 2]), [0, 2]) == [None, None]
+        assert [env.length for env in made] == [9, 1, 8, 1]
+        (said,) = hub.hear(control.SetAttrRows)
+        assert said == control.SetAttrRows([0, 2], "length", [codec.encode(9), codec.encode(8)])
+        assert hub.arena.steps.tolist() == [2] * ROWS
+
+
+def test_env_that_raises_in_a_call_ends_it_and_is_named() -> None:
+    with serving() as hub:
+        del made[2].length
+        assert hub.ask(messages.Call("length", b"")) == [0, 0, None, None]
+        (failed,) = hub.hear(control.RowFailed)
+        assert (failed.failure.env_index, failed.failure.type) == (2, "builtins.AttributeError")
+        assert hub.arena.status.tolist() == [STATUS_INFO, STATUS_INFO, STATUS_RAISED, STATUS_OK]
+        nine = codec.encode(9)
+        hub.ask(messages.SetAttr("length", [nine, b"\xc1"], [0, 1]), [0, 1])
+        hub.ask(messages.SetAttr("length", [nine], [0]), [0])
+        hub.hear(control.RowFailed, 2)
+        # The env has the first value all the same, and so will the one after it.
+        assert hub.hear(control.SetAttrRows) == [control.SetAttrRows([0], "length", [nine])]
+
+
+@pytest.mark.parametrize("op", [OP_RESET, OP_OUT_OF_BAND, OP_CALL, OP_SET_ATTR])
+def test_message_that_cannot_be_read_fails_the_rows(op: int) -> None:
+    with serving() as hub:
+        hub.arena.put_message(b"\xc1")
+        hub.post(op=op)
+        hub.await_rows()
+        assert hub.arena.status.tolist() == [STATUS_RAISED] * ROWS and len(hub.hear(control.RowFailed, ROWS)) == ROWS
+
+
+def test_actions_out_of_band_come_as_a_message() -> None:
     with serving() as hub:
         hub.arena.action_codes[0][:] = actions.OUT_OF_BAND
-        hub.post(op=OP_OUT_OF_BAND)
-        assert hub.call("length") == [0] * ROWS
         blobs = [(row, codec.encode([TERMINATE if row == 2 else GO_ON])) for row in hub.rows]
-        hub.tell(control.StepRows(messages.pack_rows(blobs)))
+        hub.arena.put_message(messages.pack_rows(blobs))
+        hub.post(op=OP_OUT_OF_BAND)
         hub.await_rows()
         assert hub.arena.terminations.tolist() == [False, False, True, False]
-        hub.ring()
         assert hub.call("length") == [1] * ROWS
-
-
-# --- parts of a batch -------------------------------------------------------------------------------------------------
 
 
 def test_driver_is_rung_for_a_row_of_a_part_before_the_next_is_stepped() -> None:
@@ -470,7 +526,8 @@ def test_env_is_made_again_after_the_driver_has_its_step() -> None:
         made[1].close = close  # type: ignore[method-assign]
         hub.step(GO_ON, RAISE, GO_ON, GO_ON)  # which comes to an end before
         assert waiting.wait(PATIENCE_S)
-        assert hub.arena.turn[0] & (TURN_ROW | TURN_FIRST) == 1 | TURN_FIRST
+        assert hub.arena.progress[0] & (ROW_BITS | FIRST_CALL) == 1 | FIRST_CALL
+        assert 0 < hub.arena.since[0] <= time.monotonic_ns()
         go_on.set()
         hub.step()
         assert hub.observed()[1] == [1, 0]
@@ -506,12 +563,50 @@ def test_worker_ends_as_one_that_crashed_where_an_env_cannot_be_made_again(monke
 def test_turn_is_another_at_every_call_and_names_no_row_between_batches() -> None:
     with serving([2, 3]) as hub:
         hub.step()  # comes to an end a moment before the worker stores that it is at no row
-        assert wait_until(lambda: int(hub.arena.turn[2]) & (TURN_ROW | TURN_FIRST) == 0, PATIENCE_S)
-        before = int(hub.arena.turn[2])
-        hub.call("length")
-        after = int(hub.arena.turn[2])
-        assert after // TURN_ONE == before // TURN_ONE + 4  # two calls of two envs
-        assert after & TURN_ROW == 3
+        assert wait_until(lambda: int(hub.arena.progress[2]) & (ROW_BITS | FIRST_CALL) == 0, PATIENCE_S)
+        before = int(hub.arena.progress[2])
+        hub.ask(messages.Call("length", b""))
+        after = int(hub.arena.progress[2])
+        assert after // CALL_ONE == before // CALL_ONE + 2
+        assert after & ROW_BITS == 3
+
+
+@pytest.mark.parametrize("op", [OP_STEP, OP_RESET, OP_CALL])
+def test_worker_stores_when_it_began_and_that_it_waits(op: int) -> None:
+    with serving([2, 3]) as hub:
+        hub.reset()
+        inside, go_on, before_ns = threading.Event(), threading.Event(), time.monotonic_ns()
+
+        def observed() -> np.ndarray:
+            inside.set()
+            assert go_on.wait(PATIENCE_S)
+            return np.zeros(2)
+
+        made[1].observed = observed  # type: ignore[method-assign]
+        message = messages.Call("observed", codec.encode(((), {}))) if op == OP_CALL else messages.Reset([])
+        assert op == OP_STEP or hub.arena.put_message(messages.pack(message))
+        hub.post(op=op)
+        assert inside.wait(PATIENCE_S)
+        assert before_ns <= hub.arena.since[2] <= time.monotonic_ns()
+        go_on.set()
+        hub.await_rows()
+        assert wait_until(lambda: int(hub.arena.since[2]) == 0, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("vector", "slow"), [({}, {3}), ({"factory": make_envs, "batch_workers": 2}, {1, 3})], ids=["envs", "vector_env"]
+)
+def test_hub_is_sent_a_slow_step_with_the_envs_that_were_slow(vector: dict[str, Any], slow: set[int]) -> None:
+    with serving([1, 3], **vector) as hub:
+        step = made[-1].step
+        made[-1].step = lambda action: (time.sleep(0.05), step(action))[1]  # type: ignore[method-assign]
+        for _ in range(4):  # a slow reset may have been sent just before
+            hub.step()
+        hub.call("episode")
+        sent = [each for each in hub.heard if isinstance(each, control.Slow) and each.verb == "step"]
+        assert sent and all(slow <= {*each.rows} <= {1, 3} and each.took_ns >= 50_000_000 for each in sent)
+        assert np.count_nonzero(hub.arena.worker_ns[1]) == 4 and sent[-1].took_ns in hub.arena.worker_ns[1]
+        assert hub.arena.env_ns[3 if slow == {3} else 1].max() >= 50_000_000
 
 
 def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
@@ -521,15 +616,12 @@ def test_turn_goes_on_counting_where_the_worker_before_has_stopped() -> None:
         hub.start()
         built = hub.build()
         arena = hub.new_arena()
-        arena.turn[0] = 1000 * TURN_ONE + (3 | TURN_FIRST)  # of one that ended at row 3
+        arena.progress[0] = 1000 * CALL_ONE + (3 | FIRST_CALL)  # of one that ended at row 3
         hub.map(arena, built)
         arena.needs_reset[:] = FRESH
         hub.tell(control.Serve())
         hub.step()
-        assert wait_until(lambda: arena.turn[0] == (1000 + ROWS) * TURN_ONE, PATIENCE_S)
-
-
-# --- ending -----------------------------------------------------------------------------------------------------------
+        assert wait_until(lambda: arena.progress[0] == (1000 + ROWS) * CALL_ONE, PATIENCE_S)
 
 
 def test_close_after_a_step_waits_for_it() -> None:

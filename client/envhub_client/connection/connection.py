@@ -28,6 +28,7 @@ from envhub_client.deadline import Deadline, no_reply
 
 CONNECT_TIMEOUT_S = 10.0
 CHECK_S = 0.5
+LOOKED_S = CHECK_S / 2  # since the last look at a connection that is in use; longer than any wait for its descriptors
 SUSPECT_S = 1.0  # before the time at which a hub counts as silent, it must have seemed silent already
 RECHECK_S = 0.2  # between the first look or refusal by which a hub seems out of reach and one that proves it
 
@@ -64,12 +65,12 @@ class KeepAlive:
         while not self._stopped.wait(CHECK_S):
             with self._lock:
                 # A list at once: the garbage collector may have this thread drop one in the middle of a loop over them.
-                due = [kept for kept in [each() for each in self._kept.valuerefs()] if kept is not None]
-                if not due:
+                each_kept = [kept for kept in [each() for each in self._kept.valuerefs()] if kept is not None]
+                if not each_kept:
                     self._thread = None
                     return
-            while due:  # each reference is given up at once: the program may drop a connection meanwhile
-                due.pop().keep_alive()
+            while each_kept:  # each reference is given up at once: the program may drop a connection meanwhile
+                each_kept.pop().keep_alive()
 
 
 keep_alive = KeepAlive()
@@ -162,7 +163,7 @@ class Connection:
         """Begin to connect by this transport, and say hello; ``await_hub`` waits until ``timeout`` seconds from now."""
         if not isinstance(cast("object", timeout), Real) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-        self.address = transport.address
+        self.address, self.crosses_network = transport.address, transport.crosses_network
         self.hub: str | None = None  # its name; None for a private hub, and where it is not known
         self.row_offset, self.num_envs = 0, ROWS_MAX  # of its session, the first one in its vector env
         self._transport = transport
@@ -211,8 +212,8 @@ class Connection:
         return self
 
     @property
-    def heard_ns(self) -> int:
-        return self._transport.heard_ns
+    def received_ns(self) -> int:
+        return self._transport.received_ns
 
     @property
     def descriptors(self) -> Sequence[int]:
@@ -221,8 +222,8 @@ class Connection:
     def send(self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), keep: bool = False) -> None:
         """Begin a request, whose frames must not change until its reply; ``keep`` it pending after an interrupt."""
         with self.in_use:
-            if (pending := self.protocol.pending) is not None and not self.protocol.may_begin(op, message):
-                raise self._busy_error(pending)
+            if self.protocol.pending is not None:
+                raise self._busy_error(self.protocol.pending.op)
             try:
                 self.sent_ns = time.monotonic_ns()
                 now_s = self.sent_ns / 1e9
@@ -230,7 +231,7 @@ class Connection:
                     self._check_hub(now_s)
                 sent = self.protocol.request(op, message, frames, now_s)
                 self._end = None
-                if not self.protocol.held:
+                if sent:
                     self._transport.send(sent)
             except FrameTooLarge as error:
                 limit = f"message_bytes_max={self.protocol.frame_bytes_max} of {errors.hub_at(self.address)}"
@@ -258,44 +259,53 @@ class Connection:
         finally:
             self.in_use.release()
 
-    def wait(self, timeout: float | None = None) -> Reply:
-        """The pending request's reply, also a failure. Until the next request it can be waited for again."""
+    def wait(self, timeout: float | None = None, is_over: Callable[[], object] | None = None) -> Reply:
+        """The pending request's reply, also a failure. Until the next request it can be waited for again.
+
+        With ``is_over`` wait for that with replies to SEND and RECEIVE, and return what is to be ignored.
+        """
         with self.in_use:
-            return self.protocol.answer or self._await(timeout)
+            if self.protocol.answer is not None and is_over is None:
+                return self.protocol.answer
+            deadline_s = math.inf if timeout is None else time.monotonic() + timeout
+            while True:
+                # Else the program gave it up, if not before then in a signal handler.
+                if self.protocol.pending is None and not (is_over is not None and self.protocol.receives):
+                    text = f"no request is pending at {errors.hub_at(self.address)}"
+                    raise self._end or errors.LocalProtocolError(text)
+                try:
+                    reply = self._transport.receive(deadline_s)
+                except errors.RemoteProtocolError as error:
+                    raise self.breach(str(error)) from error
+                if self.reports.warned or self.protocol.notices or self.protocol.progress is not None:
+                    self._report()
+                if reply is not None or (is_over is not None and is_over()):
+                    return reply  # type: ignore[return-value]
+                now_s = time.monotonic()
+                self._check_hub(now_s)
+                self._send_pending(now_s)
+                if timeout is not None and time.monotonic() >= deadline_s:
+                    raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
     def result(self, timeout: float | None = None) -> Reply:
         return self._unless_failed(self.wait(timeout))
+
+    def await_room(self) -> None:
+        """Wait until the hub takes a further SEND, RECEIVE or TEMPLATES."""
+        if not self.protocol.has_room:
+            self.wait(None, lambda: self.protocol.has_room)
+
+    def await_received(self, timeout: float | None) -> None:
+        """Wait until there is a reply to SEND or RECEIVE that was not taken."""
+        if not self.protocol.received:
+            self.wait(timeout, lambda: self.protocol.received)
 
     def _unless_failed(self, reply: Reply) -> Reply:
         if isinstance(reply.message, Failure):
             self.fail(reply.message)
         return reply
 
-    def _await(self, timeout: float | None) -> Reply:
-        deadline_s = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if self.protocol.pending is None:  # the program gave it up, if not before then in a signal handler
-                raise self._end or errors.LocalProtocolError(f"no request is pending at {errors.hub_at(self.address)}")
-            now_s = time.monotonic()
-            wait_s = self.protocol.next_tick_s(now_s)
-            if deadline_s is not None:
-                wait_s = min(wait_s, max(0.0, deadline_s - now_s))
-            try:
-                reply = self._transport.hear(wait_s)
-            except errors.RemoteProtocolError as error:
-                raise self.breach(str(error)) from error
-            if self.reports.warned or self.protocol.notices or self.protocol.progress is not None:
-                self._report()
-            if reply is not None:
-                return reply
-            now_s = time.monotonic()
-            self._check_hub(now_s)
-            self._send_due(now_s)
-            if deadline_s is not None and time.monotonic() >= deadline_s:
-                assert timeout is not None
-                raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
-
-    def _send_due(self, now_s: float) -> None:
+    def _send_pending(self, now_s: float) -> None:
         for frames in self.protocol.tick(now_s):
             self._transport.send(frames)
         self.reports.report_reach(now_s)
@@ -304,10 +314,10 @@ class Connection:
         """Keep up the connection on behalf of a lane that does not wait on it, when ``check_ns`` has passed."""
         with self.in_use:
             try:
-                if self._transport.hear(0) is None:
+                if self._transport.receive() is None:
                     now_s = time.monotonic()
                     self._check_hub(now_s)
-                    self._send_due(now_s)
+                    self._send_pending(now_s)
             except errors.RemoteProtocolError as error:
                 raise self.breach(str(error)) from error
             self._report()
@@ -323,8 +333,10 @@ class Connection:
             return
         for look in self._looks:
             look()
+        if self.protocol.looked_s > time.monotonic() - LOOKED_S:
+            return  # it may be waited for by its descriptors, and what they signal would be taken in here
         try:
-            self._transport.hear(0)
+            self._transport.receive()
         except errors.RemoteProtocolError as error:  # the hub is asked again for what this was to be
             logger.warning("a message from %s was thrown away: %s", errors.hub_at(self.address), error)
             self._transport.reconnect()  # and all that may have come after it is dropped
@@ -332,7 +344,7 @@ class Connection:
         now_s = time.monotonic()
         self.protocol.looked(now_s)
         if not self.protocol.loss(now_s):
-            self._send_due(now_s)
+            self._send_pending(now_s)
 
     def lose(self, why: str) -> NoReturn:
         """Know from elsewhere that the hub has ended: raise ``HubLost``, as whatever is asked from now on will."""
@@ -379,16 +391,18 @@ class Connection:
             raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:
-        self.reports.report(time.monotonic(), (self.heard_ns - self.sent_ns) / 1e9)
+        self.reports.report(time.monotonic(), (self.received_ns - self.sent_ns) / 1e9)
 
     def ask(
         self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), timeout: float | None = None
     ) -> Reply:
         """Send a request and wait for its reply; a failure is raised. After an error here, it is given up."""
         with self.in_use:
-            if (pending := self.protocol.pending) is not None:
-                raise self._busy_error(pending)
+            if self.protocol.pending is not None:
+                raise self._busy_error(self.protocol.pending.op)
             try:  # around all of it: an interrupt must not leave the request pending
+                if op is Op.TEMPLATES:
+                    self.await_room()
                 self.send(op, message, frames)
                 reply = self.wait(timeout)
             except errors.HubTimeout:
@@ -411,7 +425,8 @@ class Connection:
         raise_failure(failure, self.address, self.hub, self.row_offset)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError(f"a connection to a hub ({self.address}) cannot be pickled or copied; connect where it is used")
+        hub = errors.hub_at(self.address)
+        raise TypeError(f"a connection to {hub} cannot be pickled or copied; connect where it is used")
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have this called when the connection is closed, in its own process; the last one first."""

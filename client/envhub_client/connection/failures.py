@@ -43,6 +43,9 @@ _CLASSES: dict[str, type[errors.EnvHubError]] = {
     "malformed": errors.LocalProtocolError,
     "restarts_exhausted": errors.RestartsExhausted,
     "session_lost": errors.SessionLost,
+    "snapshot_limit": errors.SnapshotLimit,
+    "snapshot_lost": errors.SnapshotLost,
+    "snapshot_refused": errors.SnapshotRefused,
     "stale_hub": errors.HubLost,
     "unsupported_version": errors.VersionMismatch,
     "worker_died": errors.WorkerDied,
@@ -132,30 +135,32 @@ class Refusals:
             if kept is not None and kept.text == self.target.text and kept.keys not in (None, self.target.keys):
                 self.target = kept
                 return True
-        place, remedy = self._kept_text()
+        location, remedy = self._kept_text()
         why = "it was removed, or never added; ask its operator for `envhub keys add`"
-        self._deny(f"does not know this key{place}: {why}{remedy}")
+        self._deny(f"does not know this key{location}: {why}{remedy}")
         return False
 
     def _kept_text(self) -> tuple[str, str]:
         kept = known_hubs.kept_key(self.target)
-        return ("", "") if kept is None else (f", which is {kept.place}", f", and {kept.remedy}")
+        return ("", "") if kept is None else (f", which is {kept.location}", f", and {kept.remedy}")
 
     def other_mechanism(self) -> None:
         kept = known_hubs.kept_key(self.target)
         if self.target.keys is not None:
-            remedy = f"; the one for it is {kept.place}: {kept.remedy}" if kept is not None else ""
+            remedy = f"; the one for it is {kept.location}: {kept.remedy}" if kept is not None else ""
             self._deny(f"takes no keys: connect to its tcp:// address{remedy}")
         elif kept is None or not kept.name:
             self._deny("admits no client without a key: connect with the envhub:// address that its operator gives you")
         else:
-            self._deny(f"admits no client without a key, and one for it is {kept.place}: connect by hub={kept.name!r}")
+            self._deny(
+                f"admits no client without a key, and one for it is {kept.location}: connect by hub={kept.name!r}"
+            )
 
     def why_broken(self) -> str:
         there = "what accepts connections there is a hub that is stopped or overloaded, a forwarder without its hub"
         if self.target.keys is not None:
-            place, remedy = self._kept_text()
-            other = f"has another key than this address says{place}: ask its operator for the address{remedy}"
+            location, remedy = self._kept_text()
+            other = f"has another key than this address says{location}: ask its operator for the address{remedy}"
         elif (user := _listening_user(self.target)) is not None:
             other = f"belongs to {user_text(user)}, and without keys serves that user alone: {KEY_OR_OWN_HUB}"
         else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,27 +17,10 @@ from envhub.errors import AddressError, HubUnreachable, KeysError, only_linux, s
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.transport.address import (
-    ENVIRONMENT_VARIABLE,
-    KEY_TEXT_CHARS,
-    Address,
-    HubKeys,
-    check_fleet_name,
-    config_folder,
-    key_of,
-    quoted,
-    read_private,
-    read_secret,
-    secret_key_of,
-    secret_text_of,
-    text_of,
-    token_of,
-    write_secret,
-)
+from envhub.transport.address import Address, HubKeys, quoted
 from envhub.transport.socket_file import open_socket_file
 from envhub_client.connection import ssh_tunnel
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DNS, _RAY = "dns://", "ray://"
 LOOKUP_TIMEOUT_S = 60.0  # for a program to start and to connect to Ray
 _SHOWN, _WHY_CHARS_MAX = 10, 500  # hubs and characters in one error
@@ -45,70 +28,64 @@ _SHOWN, _WHY_CHARS_MAX = 10, 500  # hubs and characters in one error
 
 def resolve(hub: str | Secret[str]) -> Address:
     """The address of the one hub that this stands for, with the keys that this user keeps, if it has none."""
-    if isinstance(hub, str) and NAME.fullmatch(hub):
+    if isinstance(hub, str) and addresses.NAME.fullmatch(hub):
         kept = _kept(hub)
         try:
             return _reached(kept)
         except AddressError as error:
             raise AddressError(f"{_folder() / hub}: {error}") from error
-    if isinstance(hub, str) and (place := addresses.without_keys(hub)):
-        return _with_kept_keys(place) or addresses.parse_hub(hub)
+    if isinstance(hub, str) and (host_port := addresses.drop_keys(hub)):
+        return _find_kept(host_port) or addresses.parse_hub(hub)
     return _reached(hub)
 
 
 def _reached(address: str | Secret[str]) -> Address:
-    if (place := dns_name(address)) is not None:
-        if len(hubs := dns_hubs(place)) > 1:
+    if stands_for_several(address):
+        if len(hubs := members(address)) > 1:
+            names = ", ".join(hub.name for hub in hubs[:_SHOWN])
             raise AddressError(
-                f"{_DNS}{place.host}:{place.port} stands for {len(hubs)} hubs ({', '.join(hubs[:_SHOWN])}), and one "
-                "connection goes to one hub: name one of them"
+                f"{address} stands for {len(hubs)} hubs ({names}), and one connection goes to one hub: name one of "
+                f"them; `envhub fleet ls {address}` lists their addresses"
             )
-        address = address_with_keys_of(place, hubs[0])
-    elif (fleet := fleet_of(address)) is not None:
-        if len(by_number := ray_hubs(fleet)) > 1:
-            raise AddressError(
-                f"the fleet {fleet!r} has {len(by_number)} hubs, and one connection goes to one hub; "
-                f"`envhub fleet ls ray://{fleet}` lists their addresses"
-            )
-        _, address = by_number.popitem()
+        address = hubs[0].address
     if isinstance(address, str) and address.startswith("ssh://"):
         if sys.platform == "win32":
             raise AddressError(only_linux("an ssh:// address"))
-        address = ssh_tunnel.forwarded(address)
+        return replace(addresses.parse_hub(ssh_tunnel.forwarded(address)), tunnelled=True)
     hub = addresses.parse_hub(address)
     if hub.is_ipc and sys.platform == "win32":
         raise AddressError(only_linux(f"the address {hub.text}"))
     return hub
 
 
-def _with_kept_keys(place: str) -> Address | None:
-    return next((hub for _, hub in _with_keys() if hub.text == f"tcp://{place}"), None)
+def _find_kept(host_port: str) -> Address | None:
+    return next((hub for _, hub in _kept_with_keys() if hub.text == f"tcp://{host_port}"), None)
 
 
-def _with_keys() -> Iterator[tuple[str, Address]]:
+def _kept_with_keys() -> Iterator[tuple[str, Address]]:
     """The addresses with keys, by the names under which they are kept; that of ``ENVHUB_ADDRESS`` has no name."""
     for name in ["", *names()]:
         with contextlib.suppress(AddressError, KeysError):
-            hub = addresses.parse_hub(_kept(name) if name else addresses.of_environment() or "")
+            hub = addresses.parse_hub(_kept(name) if name else addresses.address_of_environment() or "")
             if hub.keys is not None:
                 yield name, hub
 
 
 class KeptKey(NamedTuple):
-    """Place of a kept key: under this name, or without a name in ``ENVHUB_ADDRESS``; both as texts, too."""
+    """A kept key: under this name, or without a name in ``ENVHUB_ADDRESS``; both as texts, too."""
 
     name: str
-    place: str
+    location: str
     remedy: str
 
 
 def kept_key(target: Address) -> KeptKey | None:
     """The place where this address is kept with its keys, or, if it has none, with any."""
-    for name, hub in _with_keys():
+    for name, hub in _kept_with_keys():
         if hub.text == target.text and target.keys in (None, hub.keys):
             if not name:
-                remedy = f"set {ENVIRONMENT_VARIABLE} to the address that you are given"
-                return KeptKey("", f"in {ENVIRONMENT_VARIABLE}", remedy)
+                remedy = f"set {addresses.ENVIRONMENT_VARIABLE} to the address that you are given"
+                return KeptKey("", f"in {addresses.ENVIRONMENT_VARIABLE}", remedy)
             remedy = f"run `envhub login {name}` with what you are given; `envhub logout {name}` removes what is kept"
             return KeptKey(name, f"kept as {name!r} in {_folder() / name}", remedy)
     return None
@@ -116,7 +93,7 @@ def kept_key(target: Address) -> KeptKey | None:
 
 def kept_now(name: str | Secret[str]) -> Address | None:
     """The address that is kept under this name now; None where this is no name, or the hub is reached by ssh."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not addresses.NAME.fullmatch(name):
         return None
     kept = _kept(name)
     return None if isinstance(kept, str) and kept.startswith("ssh://") else addresses.parse_hub(kept)
@@ -129,31 +106,31 @@ def _kept(name: str) -> str | Secret[str]:
         raise AddressError(
             f"no hub is known as {quoted(name)} (known: {all_names}); `envhub login` keeps the address of one"
         )
-    kept: str | Secret[str] = addresses.guarded(read_private(path))
+    kept: str | Secret[str] = addresses.guarded(addresses.read_private(path))
     return kept
 
 
 def names() -> list[str]:
-    folder = _folder()
-    return sorted(path.name for path in folder.iterdir() if NAME.fullmatch(path.name)) if folder.is_dir() else []
+    kept = [path.name for path in _folder().iterdir()] if _folder().is_dir() else []
+    return sorted(name for name in kept if addresses.NAME.fullmatch(name))
 
 
 def make_own_key(new: bool = False) -> str:
     """Make this user's own secret key, if there is none or with ``new``; returns the public one, as text."""
     path = _own_key()
     if new or not path.exists():
-        write_secret(path, secret_text_of(sockets.new_key_pair()[1]), replace=new)
-    return text_of(sockets.public_key(secret_key_of(read_secret(path))))
+        addresses.write_key(path, sockets.new_key_pair()[1], replace=new)
+    return addresses.text_of(sockets.public_key(addresses.read_key(path)))
 
 
-def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
+def add_own_key(address: str | Secret[str]) -> str | Secret[str]:
     text = address.reveal_secret() if isinstance(address, Secret) else address
-    head, _, place = text.rpartition("@")
-    if len(head) == len("envhub://") + KEY_TEXT_CHARS:
+    head, _, host_port = text.rpartition("@")
+    if len(head) == len("envhub://") + addresses.KEY_TEXT_CHARS:
         if not _own_key().exists():
             raise KeysError("this address is for a key of one's own, and there is none here: run `envhub keygen` first")
-        keys = HubKeys(key_of(head[-KEY_TEXT_CHARS:]), secret_key_of(read_secret(_own_key())))
-        address = _with(keys, place)
+        keys = HubKeys(addresses.key_of(head[-addresses.KEY_TEXT_CHARS :]), addresses.read_key(_own_key()))
+        address = _with(keys, host_port)
     if text.startswith("ssh://"):
         ssh_tunnel.parse(text)
     else:
@@ -161,14 +138,14 @@ def with_own_key(address: str | Secret[str]) -> str | Secret[str]:
     return address
 
 
-def address_with_keys_of(kept: Address, place: str) -> str | Secret[str]:
+def address_with_keys_of(kept: Address, host_port: str) -> str | Secret[str]:
     """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
-    other = _with_kept_keys(kept.text.removeprefix("tcp://"))
-    return _with(other.keys, place) if other is not None and other.keys is not None else f"tcp://{place}"
+    other = _find_kept(kept.text.removeprefix("tcp://"))
+    return _with(other.keys, host_port) if other is not None and other.keys is not None else f"tcp://{host_port}"
 
 
-def _with(keys: HubKeys, place: str) -> Secret[str]:
-    return Secret(f"envhub://{token_of(keys).reveal_secret()}@{place}")
+def _with(keys: HubKeys, host_port: str) -> Secret[str]:
+    return Secret(f"envhub://{addresses.token_of(keys).reveal_secret()}@{host_port}")
 
 
 def name_of(address: str | Secret[str]) -> str:
@@ -176,7 +153,7 @@ def name_of(address: str | Secret[str]) -> str:
         host = ssh_tunnel.parse(address)[0].rpartition("@")[2]
     else:
         host = addresses.parse(address).host
-    if not NAME.fullmatch(host):
+    if not addresses.NAME.fullmatch(host):
         raise AddressError("the address has no host that can be the hub's name; give it one: envhub login NAME")
     return host
 
@@ -195,7 +172,7 @@ def keeps_another(name: str, address: str | Secret[str]) -> bool:
 
 def keep(name: str, address: str | Secret[str]) -> None:
     check_name(name)
-    write_secret(_folder() / name, address, replace=True)
+    addresses.write_secret(_folder() / name, address, replace=True)
 
 
 def forget(name: str) -> None:
@@ -209,18 +186,16 @@ def forget(name: str) -> None:
 
 
 def check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise AddressError(
-            f"{quoted(name)} is no name for a hub: letters, digits, dots, dashes and underscores, at most 64"
-        )
+    if why := addresses.why_no_name(name, " for a hub"):
+        raise AddressError(why)
 
 
 def _own_key() -> Path:
-    return config_folder() / "client.key"
+    return addresses.config_folder() / "client.key"
 
 
 def _folder() -> Path:
-    return config_folder() / "hubs"
+    return addresses.config_folder() / "hubs"
 
 
 def dns_name(hub: str | Secret[str]) -> Address | None:
@@ -234,17 +209,17 @@ def dns_name(hub: str | Secret[str]) -> Address | None:
     return addresses.parse_hub(address)
 
 
-def dns_hubs(place: Address) -> list[str]:
+def dns_hubs(target: Address) -> list[str]:
     """``HOST:PORT`` of each hub that the name stands for now; HOST is the hub's own name, or its IP address."""
     try:
-        answers = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise HubUnreachable(
-            f"{_DNS}{place.host}:{place.port}: the name has no address ({error}); see that a hub behind it is ready"
+            f"{_DNS}{target.host}:{target.port}: the name has no address ({error}); see that a hub behind it is ready"
         ) from error
     # A host with addresses of both families is one hub.
     family = min(each[0] for each in answers)
-    return sorted({f"{_host(str(each[4][0]), family)}:{place.port}" for each in answers if each[0] == family})
+    return sorted({f"{_host(str(each[4][0]), family)}:{target.port}" for each in answers if each[0] == family})
 
 
 def _host(ip: str, family: socket.AddressFamily) -> str:
@@ -266,7 +241,7 @@ def fleet_of(hub: str | Secret[str]) -> str | None:
 
 def ray_hubs(fleet: str) -> dict[int, str | Secret[str]]:
     """The addresses of a fleet's hubs that serve now, by number; a program without Ray asks by another process."""
-    check_fleet_name(fleet)
+    addresses.check_fleet_name(fleet)
     if sys.platform != "linux":
         raise AddressError(only_linux(f"ray://{fleet}"))
     if importlib.util.find_spec("ray") is None:
@@ -318,8 +293,8 @@ class Member(NamedTuple):
 
 
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
-    if (place := dns_name(hub)) is not None:
-        return tuple(Member(each, address_with_keys_of(place, each)) for each in dns_hubs(place))
+    if (target := dns_name(hub)) is not None:
+        return tuple(Member(each, address_with_keys_of(target, each)) for each in dns_hubs(target))
     if (fleet := fleet_of(hub)) is not None:
         return tuple(Member(f"{fleet}/{index}", address) for index, address in ray_hubs(fleet).items())
     address = addresses.guarded(hub)

@@ -22,7 +22,7 @@ from envhub.transport.socket_file import (
     SocketAtPath,
     is_same,
     open_socket_file,
-    place_of,
+    path_of,
     user_text,
 )
 
@@ -60,15 +60,15 @@ class LocalSockets:
             except OSError as error:
                 raise AddressError(f"ipc://{path} {_why_unusable(path, error)}") from error
 
-    def place(self) -> str:
+    def path(self) -> str:
         """Path to connect to from now on; it refuses connections while there is no hub."""
         if self._own is None:
             self.close()
             self._file = self._opened()
-        return NOWHERE if self._file is None else place_of(self._file)
+        return NOWHERE if self._file is None else path_of(self._file)
 
     def has_moved(self) -> bool:
-        """True if the path means another socket than the last ``place``, as of a hub that was started again."""
+        """True if the path means another socket than the last ``path``, as of a hub that was started again."""
         file = None if self._own is not None else self._opened()
         if file is None:
             return False
@@ -81,7 +81,7 @@ class LocalSockets:
         with socket.socket(_FAMILY) as probe:
             probe.settimeout(PROBE_S)
             try:
-                probe.connect(place_of(self._file))
+                probe.connect(path_of(self._file))
             except OSError as error:
                 return isinstance(error, ConnectionRefusedError)
         return False
@@ -96,12 +96,12 @@ class LocalSockets:
 
     def connect_side(self, side: socket.socket) -> None:
         if self._own is not None:
-            side.connect(place_of(self._own[1]))
+            side.connect(path_of(self._own[1]))
             return
         if (path := side_path(self._path)) is None:
             raise OSError(f"{self._path} is too long for a side socket")
         with open_socket_file(path) as file:
-            side.connect(place_of(file))
+            side.connect(path_of(file))
 
     def _opened(self) -> FileIO | SocketAtPath | None:
         try:

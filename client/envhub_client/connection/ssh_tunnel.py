@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from envhub.errors import AddressError, HubUnreachable, printable, shown
+from envhub.errors import AddressError, HubUnreachable, brief, printable
 from envhub.process import JOB_SIGNALS, TERMINAL_SIGNALS, blocked
 from envhub.transport.address import quoted
 
@@ -25,7 +25,7 @@ _PATH = r"/[^$%:\\\x00-\x1f\x7f-\x9f\ud800-\udfff]*"
 _UNREAD = "without $, %, :, backslashes and control characters, which ssh would read"
 # Neither the user nor the host can be an option, of ssh or of a command in its configuration.
 _HOST = r"([A-Za-z0-9_][\w.@-]*@)?[A-Za-z0-9_][\w.-]*"
-_PLACE = re.compile(rf"ssh://(?P<host>{_HOST})(:(?P<port>[0-9]{{1,5}}))?(?P<path>{_PATH})?")
+_DESTINATION = re.compile(rf"ssh://(?P<host>{_HOST})(:(?P<port>[0-9]{{1,5}}))?(?P<path>{_PATH})?")
 OPEN_S = 60.0  # for ssh to connect; it may ask the user for a password
 POLL_S = 0.05
 NAME_CHARS_MAX = 24  # in the folder of temporary files of macOS, whose path has some 50 characters
@@ -58,26 +58,26 @@ class _Tail:
 
 
 _lock = threading.Lock()
-_tunnels: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by process and place
+_tunnels: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by process and destination
 
 
-def parse(place: str) -> tuple[str, str | None, str | None]:
+def parse(destination: str) -> tuple[str, str | None, str | None]:
     """``[USER@]HOST``, and the port and the path that ``ssh://[USER@]HOST[:PORT][/PATH]`` has."""
-    match = _PLACE.fullmatch(place)
+    match = _DESTINATION.fullmatch(destination)
     if match is None:
         form = f"ssh://[USER@]HOST[:PORT][/PATH/OF/hub.sock], the path {_UNREAD}"
-        raise AddressError(f"{quoted(place)} is no place for ssh; write {form}")
+        raise AddressError(f"{quoted(destination)} is no place for ssh; write {form}")
     return match["host"], match["port"], match["path"]
 
 
-def forwarded(place: str) -> str:
+def forwarded(destination: str) -> str:
     """The ipc address on this machine to which the hub's socket at ``ssh://[USER@]HOST[:PORT][/PATH]`` is forwarded."""
-    host, port, path = parse(place)
+    host, port, path = parse(destination)
     with _lock:
-        ssh, address = _tunnels.get((os.getpid(), place), (None, ""))
+        ssh, address = _tunnels.get((os.getpid(), destination), (None, ""))
         if ssh is None or ssh.poll() is not None:
             ssh, address = _open(host, port, path)
-            _tunnels[os.getpid(), place] = ssh, address
+            _tunnels[os.getpid(), destination] = ssh, address
         return address
 
 
@@ -105,13 +105,13 @@ def _open(host: str, port: str | None, path: str | None) -> tuple[subprocess.Pop
             [*command, *options, host, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
     assert ssh.stderr is not None
-    said = _Tail(ssh.stderr)
+    errors = _Tail(ssh.stderr)
     atexit.register(_close, ssh, folder, os.getpid())
     until_s = time.monotonic() + OPEN_S
     while not socket.exists():
         if (is_late := time.monotonic() >= until_s) or ssh.poll() is not None:
             _close(ssh, folder, os.getpid())
-            raise _unreachable(host, said.text(), is_late)
+            raise _unreachable(host, errors.text(), is_late)
         time.sleep(POLL_S)
     return ssh, f"ipc://{socket}"
 
@@ -122,29 +122,29 @@ def _default_path(host: str, command: list[str]) -> str:
         [*command, host, _DEFAULT_PATH], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert ssh.stdout is not None and ssh.stderr is not None
-    printed, said = _Tail(ssh.stdout), _Tail(ssh.stderr)
+    printed, errors = _Tail(ssh.stdout), _Tail(ssh.stderr)
     try:
         status = ssh.wait(OPEN_S)
     except BaseException as error:  # an interrupt, too, must not leave it behind
         ssh.kill()
         ssh.wait()
         if isinstance(error, subprocess.TimeoutExpired):
-            raise _unreachable(host, said.text(), is_late=True) from error
+            raise _unreachable(host, errors.text(), is_late=True) from error
         raise
     if status:
-        raise _unreachable(host, said.text())
+        raise _unreachable(host, errors.text())
     # The shell's startup files may print lines, too, before it runs the command.
     path = os.fsdecode((printed.text().strip().splitlines() or [b""])[-1])
     if not re.fullmatch(_PATH, path):
-        text = f"the shell there should print the path of the hub's socket, got {shown(path, 300)}"
+        text = f"the shell there should print the path of the hub's socket, got {brief(path, 300)}"
         text += f"; it begins with /, {_UNREAD}"
         raise _unreachable(host, text.encode())
     return path
 
 
-def _unreachable(host: str, said: bytes, is_late: bool = False) -> HubUnreachable:
+def _unreachable(host: str, errors: bytes, is_late: bool = False) -> HubUnreachable:
     causes = [f"no connection within {OPEN_S:g} s"] if is_late else []
-    if text := printable(said.decode(errors="replace").strip()):
+    if text := printable(errors.decode(errors="replace").strip()):
         causes.append(text)
     return HubUnreachable(f"ssh does not reach {host}: {': '.join(causes) or 'it ended, and did not say why'}")
 

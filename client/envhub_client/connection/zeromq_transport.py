@@ -8,13 +8,14 @@ import logging
 import math
 import os
 import select
+import selectors
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import FileIO
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
@@ -70,69 +71,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-READABLE = 1  # POLLIN of every system, and EPOLLIN
+READABLE = 1  # EPOLLIN, and the same of every system
 # Windows' select is not interrupted by Ctrl-C, which Python handles at the end of a turn.
-TURN_S = 0.2
+SELECT_S = 0.2
 
 
-class Waiter(Protocol):
-    """Waits for descriptors, by the best means of the system: epoll on Linux, poll on macOS, select on Windows."""
+class SelectorWaiter:
+    """Waits for descriptors where there is no epoll, as that does, for at most ``SELECT_S``."""
 
-    def register(self, descriptor: int | FileIO, events: int, /) -> None: ...
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def register(self, descriptor: int | FileIO, events: int, /) -> None:
+        self._selector.register(descriptor, events)
 
     def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
         """The descriptors that are readable, each with its events; none after ``timeout_s`` seconds or earlier."""
-
-    def close(self) -> None: ...
-
-
-if sys.platform != "win32":
-
-    class PollWaiter:
-        """A ``Waiter`` by ``select.poll``."""
-
-        def __init__(self) -> None:
-            poll = select.poll()
-            self.register = poll.register
-            self._poll: Callable[[int], list[tuple[int, int]]] | None = poll.poll
-
-        def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
-            if self._poll is None:
-                raise ValueError("this waiter is closed")
-            return self._poll(math.ceil(timeout_s * 1000))
-
-        def close(self) -> None:
-            self._poll = None
-
-
-class SelectWaiter:
-    """A ``Waiter`` by ``select.select``, for at most ``TURN_S``."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
-    def register(self, descriptor: int | FileIO, events: int, /) -> None:
-        self.descriptors.append(descriptor if isinstance(descriptor, int) else descriptor.fileno())
-
-    def poll(self, timeout_s: float, /) -> Sequence[tuple[int, int]]:
-        if not self.descriptors:
-            raise ValueError("this waiter is closed")
-        readable, _, _ = select.select(self.descriptors, (), (), min(timeout_s, TURN_S))
-        return [(descriptor, READABLE) for descriptor in readable]
+        return [(key.fd, events) for key, events in self._selector.select(min(timeout_s, SELECT_S))]
 
     def close(self) -> None:
-        self.descriptors.clear()
+        self._selector.close()
 
 
-def new_waiter() -> Waiter:
-    waiter: Waiter
-    if sys.platform == "linux":
-        waiter = select.epoll()
-    elif sys.platform == "win32":
-        waiter = SelectWaiter()
-    else:
-        waiter = PollWaiter()
-    return waiter
+if sys.platform == "linux":
+    new_waiter = select.epoll  # ``selectors`` takes several times as long for a wait
+else:
+    new_waiter = SelectorWaiter
 
 
 # It must never fill up: libzmq (4.3.5) aborts at a heartbeat of a connection that has ended while its queue was full.
@@ -165,9 +129,9 @@ class ZeroMqTransport:
 
     def __init__(self, address: str | Secret[str], own: OwnHub | None = None) -> None:
         self._refusals = Refusals(envhub_address.guarded(address))
-        self.address = self._refusals.target.text
+        self.address, self.crosses_network = self._refusals.target.text, self._refusals.target.crosses_network
         self.local_sockets: LocalSockets | None = None
-        self.heard_ns = 0
+        self.received_ns = 0
         self._own = own
         self._pidfd: FileIO | None = None  # of the hub's process, if it is this program's own
         # Whether every message that was begun at the sockets, in or out, was finished, and no other key is to be used.
@@ -208,7 +172,7 @@ class ZeroMqTransport:
             ) from error
         local = self.local_sockets
         try:
-            self._socket.connect(self.address if local is None else f"ipc://{local.place()}")
+            self._socket.connect(self.address if local is None else f"ipc://{local.path()}")
         except zmq.ZMQError as error:
             raise errors.AddressError(f"{self.address} is no address to connect to: {error}") from error
         self._on_monitor()  # libzmq signals only what comes after the socket was found to be empty
@@ -267,32 +231,21 @@ class ZeroMqTransport:
             logger.debug("a request to %s waits for the connection", self.address)
         self._whole = True
 
-    def hear(self, wait_s: float) -> Reply | None:
-        """Take in what has arrived, or arrives in time; the reply, if that is among it."""
+    def receive(self, until_s: float = -math.inf) -> Reply | None:
+        """Take in what has arrived, or arrives until then or the next tick; the reply, if that is among it."""
         if self._again_s is not None and time.monotonic() >= self._again_s:
             self._whole = False
         if not self._whole:
             self._replace_torn_sockets()
-        ours, monitors = self.descriptors
         try:
             # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
-            arrived = bool(zmq.zmq_poll(self._poll, 0))
-            ready = () if arrived else self._waiter.poll(wait_s)
+            if not zmq.zmq_poll(self._poll, 0) and not self._arrives(until_s):
+                return None
         except (OSError, ValueError, zmq.ZMQError) as error:
             if not self._context.closed:
                 raise
             text = f"this connection to {errors.hub_at(self.address)} was closed meanwhile"
             raise errors.LocalProtocolError(text) from error
-        for descriptor, _ in ready:
-            if descriptor == ours:
-                arrived = True
-            elif descriptor == monitors:
-                self._on_monitor()
-            else:
-                self._protocol.lost("its process has ended")
-        return self._receive() if arrived and self._whole else None
-
-    def _receive(self) -> Reply | None:
         for _ in range(UNASKED_MESSAGES_MAX):
             self._whole = False
             try:
@@ -303,12 +256,24 @@ class ZeroMqTransport:
                 self._whole = True
                 return None
             self._whole = True
-            self.heard_ns = time.monotonic_ns()
-            reply = self._protocol.receive([*map(sockets.view, frames)], self.heard_ns / 1e9)
+            self.received_ns = time.monotonic_ns()
+            reply = self._protocol.receive([*map(sockets.view, frames)], self.received_ns / 1e9)
             if reply is not None:
                 return reply
         self._whole = False  # see ``UNASKED_MESSAGES_MAX``
         return None
+
+    def _arrives(self, until_s: float) -> bool:
+        now_s, arrived = time.monotonic(), False
+        ours, monitors = self.descriptors
+        for descriptor, _ in self._waiter.poll(min(self._protocol.next_tick_s(now_s), max(0.0, until_s - now_s))):
+            if descriptor == ours:
+                arrived = True
+            elif descriptor == monitors:
+                self._on_monitor()
+            else:
+                self._protocol.lost("its process has ended")
+        return arrived and self._whole
 
     def _on_monitor(self) -> None:
         closed = silent = renewed = False

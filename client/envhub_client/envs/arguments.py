@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from envhub.errors import SpaceMismatch
 from envhub.values import spaces
-from envhub.values.spaces import misfit
+from envhub.values.spaces import space_mismatch
 from envhub_client.session.description import REMOTE, SessionDescription, own_spec
 
 EnvIds = Sequence[int] | np.ndarray | None  # numbers of envs; None for all
@@ -81,7 +81,7 @@ def parts_of_actions(space: Space[Any], actions: Any, count: int) -> list[Any]:
     try:
         return spaces.flatten(space, actions)
     except (LookupError, TypeError, ValueError) as error:
-        why = misfit(batch_space(space, count), actions, "actions") or error
+        why = space_mismatch(batch_space(space, count), actions, "actions") or error
         raise SpaceMismatch(f"actions that do not nest as their space does: {why}; no env has moved") from error
 
 
@@ -119,7 +119,7 @@ class Origin(NamedTuple):
         if isinstance(self.env, str):
             return self.env, [*map(dict, self.arguments)]
         described = [_described(factory) for factory in self.env]
-        return ", ".join(dict.fromkeys(place for place, _ in described)), [arguments for _, arguments in described]
+        return ", ".join(dict.fromkeys(name for name, _ in described)), [arguments for _, arguments in described]
 
 
 def _described(factory: Any) -> tuple[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from envhub.errors import EnvTimeout, RequestRefused, RestartsExhausted, WorkerDied
 from envhub.protocol.messages import Call, SetAttr
 from envhub.protocol.prelude import Frame
+from envhub.values import codec
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import EnvIds, checked_env_ids
 from envhub_client.frames import hiding_frames
@@ -21,6 +22,7 @@ from envhub_client.session.options import FaultOptions
 from envhub_client.session.pending import exclusive, repeatable
 from envhub_client.session.session import VectorSession
 
+NO_ARGUMENTS = codec.encode([[], {}])
 NOT_RESET = object()  # in place of the frame of an env that was made again after a failure and not yet reset
 
 # Of frames where no frame of the envs was ever seen, by render mode.
@@ -60,15 +62,15 @@ class Rendering:
         for row, frame in zip(rows, results, strict=True):
             if isinstance(frame, np.ndarray):
                 self._last[row] = frame.copy()  # the caller may draw into the one returned
-        shown = next((frame for frame in results if frame is not NOT_RESET and frame is not None), None)
-        if isinstance(shown, np.ndarray):
-            self._blank = np.zeros_like(shown)
-        elif shown is not None:
-            self._blank = type(shown)() if isinstance(shown, (list, str)) else None
+        frame = next((frame for frame in results if frame is not NOT_RESET and frame is not None), None)
+        if isinstance(frame, np.ndarray):
+            self._blank = np.zeros_like(frame)
+        elif frame is not None:
+            self._blank = type(frame)() if isinstance(frame, (list, str)) else None
         both = zip(rows, results, strict=True)
-        return tuple(self._stand_in(row) if frame is NOT_RESET else frame for row, frame in both)
+        return tuple(self._blank_frame(row) if frame is NOT_RESET else frame for row, frame in both)
 
-    def _stand_in(self, row: int) -> Any:
+    def _blank_frame(self, row: int) -> Any:
         frame = self._blank if self._last[row] is None else self._last[row]
         return copy.copy(frame)  # the caller may draw into it
 
@@ -109,7 +111,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
         """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
-        arguments = self._session.values.encode([list(args), kwargs])
+        arguments = self._session.values.encode([list(args), kwargs]) if args or kwargs else NO_ARGUMENTS
         return Call(name, arguments, skip_unreset=name == "render", rows=sorted(rows), separate_frames=True)
 
     @repeatable
@@ -117,14 +119,15 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """Wait for the call begun by ``call_async``, for at most ``timeout`` seconds; errors as for ``step_wait``."""
         rows, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
         while True:
+            call = self._pending_call
             try:
-                results = self._decoded(self._session.wait_call(self._pending_call, timeout), rows)
+                results = self._ordered(self._session.wait_call(call, timeout, self._decoder(call)), rows)
             except (WorkerDied, EnvTimeout) as error:
-                again: Call | None = self._rendering.after_failure(self._pending_call, error)
+                again: Call | None = self._rendering.after_failure(call, error)
             else:
-                again = self._rendering.again(self._pending_call, results)
+                again = self._rendering.again(call, results)
             if again is None:
-                return self._rendering.complete(self._pending_call, results, rows)
+                return self._rendering.complete(call, results, rows)
             self._begin_next(again)
             timeout = None if deadline is None else deadline.left_s()
 
@@ -263,7 +266,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         rows = rows or range(self.num_envs)
         while True:
             try:
-                results = self._decoded(self._session.call(call), rows)
+                results = self._ordered(self._session.call(call, self._decoder(call)), rows)
             except (WorkerDied, EnvTimeout) as error:
                 call = self._rendering.after_failure(call, error)
                 continue
@@ -271,7 +274,11 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 return self._rendering.complete(call, results, rows)
             call = again
 
-    def _decoded(self, results: dict[int, Frame], rows: Sequence[int]) -> tuple[Any, ...]:
-        """The result of each of these rows, ``NOT_RESET`` where an env was left alone."""
-        values = {row: self._session.values.decode(blob) if blob else NOT_RESET for row, blob in results.items()}
-        return tuple(values[row] for row in rows)
+    def _decoder(self, call: Call) -> Callable[[Frame], Any]:
+        return self._decode_frame if call.skip_unreset else self._session.values.decode
+
+    def _decode_frame(self, blob: Frame) -> Any:
+        return self._session.values.decode(blob) if blob else NOT_RESET  # of an env that was left alone
+
+    def _ordered(self, results: dict[int, Any], rows: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(map(results.__getitem__, rows))

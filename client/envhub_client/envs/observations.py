@@ -17,7 +17,7 @@ from envhub.values.info_columns import UNBATCHED, VECTOR_REWARD, Column, Tree
 from envhub.values.leaf import OBJECT
 from envhub_client.lanes.base import Batch, InfoGroup
 
-REPRESENTED_MAX = 64  # names of info values that are kept, and warned of
+REPRS_MAX = 64  # names of info values that are kept, and warned of
 log = logging.getLogger("envhub")
 _ADD_INFO = VectorEnv._add_info
 _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
@@ -44,14 +44,14 @@ class Infos:
         for number, (template, rows, records) in enumerate(self._groups):
             if isinstance(column := template.tree.get(VECTOR_REWARD), Column):
                 rewards.append((rows.tolist(), records[column.name].copy()))
-                self._groups[number] = InfoGroup(template.without_reward(), rows, records)
+                self._groups[number] = InfoGroup(template.drop_reward(), rows, records)
         return rewards
 
     def batched_of(self, env_ids: np.ndarray) -> dict[str, Any]:
         """All of them as one, with a place for each of ``env_ids``, which ascend."""
-        places = {row: place for place, row in enumerate(env_ids.tolist())}
+        positions = {row: index for index, row in enumerate(env_ids.tolist())}
         groups = [group._replace(rows=np.searchsorted(env_ids, group.rows)) for group in self._groups]
-        maps = {places[row]: info for row, info in self._maps.items()}
+        maps = {positions[row]: info for row, info in self._maps.items()}
         return Infos(maps, groups).batched(_Envs(len(env_ids)))
 
     def by_env(self) -> dict[int, dict[str, Any]]:
@@ -77,7 +77,7 @@ class Infos:
         for row, source in sorted(sources, key=lambda source: source[0]):
             if isinstance(source, dict):
                 batch = _added(envs, batch, source, row)
-            elif not batch or _fits(source.template.tree, batch):
+            elif not batch or _matches(source.template.tree, batch):
                 batch = _merged(source.template.tree, batch, source.rows, source.records, envs.num_envs)
             else:
                 return self._one_by_one(envs)
@@ -100,7 +100,7 @@ def _added(envs: VectorEnv[Any, Any, Any], batch: dict[str, Any], info: dict[str
             try:
                 envs._add_info(before, {key: value}, row)
             except type(error) as cause:
-                raise type(error)(f"infos[{key!r}] of env {row} is not batched with the others': {cause}") from error
+                raise type(error)(f"infos[{key!r}] of env {row} is not batched with the others: {cause}") from error
         raise
 
 
@@ -109,18 +109,18 @@ def _form(column: Column) -> np.dtype[Any]:
     return np.dtype(object if column.kind is np.bool_ else column.dtype)
 
 
-def _fits(tree: Tree, batch: object) -> bool:
+def _matches(tree: Tree, batch: object) -> bool:
     """True if assigning these columns to what is there is the same as assigning their values one by one."""
     if not isinstance(batch, dict):
         return False
     for key, column in tree.items():
         array, mask = batch.get(key), batch.get(f"_{key}")
-        if (array is None) != (mask is None):
+        if (array is None) != (mask is None) or isinstance(mask, dict):  # an env has an info of this name
             return False
         if array is None:
             continue
         if isinstance(column, dict):
-            if not _fits(column, array):
+            if not _matches(column, array):
                 return False
         elif key in UNBATCHED:
             continue
@@ -193,7 +193,8 @@ class Observations:
         self._is_object = [leaf == OBJECT for leaf in leaves]
         self.has_object_leaves = any(self._is_object)
         self.flat = spaces.is_flat(single_space) and not self.has_object_leaves  # a batch is one array
-        self._objects: list[list[Any]] = [[None] * sum(self._is_object)] * num_envs
+        self._object_count = sum(self._is_object)
+        self._objects: list[list[Any]] = [[None] * self._object_count] * num_envs
 
     def take(self, batch: Batch) -> Infos:
         """The infos of a batch; observations of no fixed size, which are in the same blobs, are kept."""
@@ -219,7 +220,7 @@ class Observations:
         objects, info = codec.decode_pair(blob)
         if len(objects):
             self._objects[row] = list(codec.decode(objects, self._allow_pickle))
-            if len(self._objects[row]) != sum(self._is_object):
+            if len(self._objects[row]) != self._object_count:
                 raise ValueError(f"{len(self._objects[row])} observations of no fixed size")
         return bytes(info)
 
@@ -228,20 +229,20 @@ class Observations:
         if not isinstance(info, dict):
             raise TypeError(f"an info that is a {type(info).__name__}")
         if represented:
-            for place, represented_text in _places(info, "infos"):
+            for path, represented_text in _reprs_in(info, "infos"):
                 text = printable(str(represented_text))
-                if place not in self.represented and len(self.represented) < REPRESENTED_MAX:
-                    self.represented[place] = text
-                    log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", place, row, text)
+                if path not in self.represented and len(self.represented) < REPRS_MAX:
+                    self.represented[path] = text
+                    log.warning("%s of env %d cannot be carried; its repr stands in for it: %s", path, row, text)
         failure = info.get("env_failure")
         if isinstance(failure, dict) and "cause" in failure:
             info["env_failure"] = EnvFailure.from_map(failure, self._hub_of(row))
         return info
 
     def _value(self, arrays: Sequence[np.ndarray], row: int, env_ids: Sequence[int] | None) -> Any:
-        place = row if env_ids is None else list(env_ids).index(row)
+        index = row if env_ids is None else list(env_ids).index(row)
         fixed, objects = iter(arrays), iter(self._objects[row])
-        parts = (next(objects) if is_object else next(fixed)[place].copy() for is_object in self._is_object)
+        parts = (next(objects) if is_object else next(fixed)[index].copy() for is_object in self._is_object)
         return spaces.assemble(self.space, parts)
 
     def batch(self, arrays: Sequence[np.ndarray], env_ids: Sequence[int] | None = None) -> Any:
@@ -256,18 +257,18 @@ class Observations:
         return spaces.assemble(self.space, parts)
 
 
-def _places(value: object, place: str) -> Iterator[tuple[str, codec.Represented]]:
-    if isinstance(value, codec.Represented):
-        yield place, value
+def _reprs_in(value: object, path: str) -> Iterator[tuple[str, codec.Repr]]:
+    if isinstance(value, codec.Repr):
+        yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _places(item, f"{place}[{key!r}]")
+            yield from _reprs_in(item, f"{path}[{key!r}]")
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _places(item, f"{place}[{index}]")
+            yield from _reprs_in(item, f"{path}[{index}]")
     elif isinstance(value, (set, frozenset)):
         for item in value:
-            yield from _places(item, place)
+            yield from _reprs_in(item, path)
 
 
 class Rewards:
@@ -294,7 +295,7 @@ class Rewards:
             return rewards
         shape = self.shape or with_axes[0][1].shape[1:]
         self.check(shape)
-        places = None if env_ids is None else {row: place for place, row in enumerate(env_ids)}
+        positions = None if env_ids is None else {row: index for index, row in enumerate(env_ids)}
         filled = np.zeros((len(rewards), *shape))
         for rows, values in with_axes:
             if values.dtype != np.float64:
@@ -302,6 +303,6 @@ class Rewards:
             if values.shape[1:] != shape:
                 text = f"envs {rows} have rewards of shape {values.shape[1:]}, others of {shape}"
                 raise ValueError(f"{text}: envs that step together have rewards of one shape")
-            filled[rows if places is None else [places[row] for row in rows]] = values
+            filled[rows if positions is None else [positions[row] for row in rows]] = values
         self.shape = shape
         return filled

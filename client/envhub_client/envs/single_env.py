@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 
 from envhub.errors import RequestRefused
+from envhub_client.envs.snapshots import Snapshot
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
 
@@ -26,6 +27,17 @@ class HubEnv(gymnasium.Env[Any, Any]):
         self.render_mode = envs.render_mode
         self.spec = envs.env_spec
 
+    def __getattr__(self, name: str) -> Any:
+        how = "get_wrapper_attr and set_wrapper_attr reach what the env in the hub has"
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; {how}", name=name, obj=self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the env in the hub, but for those that this object has of its own."""
+        if name[0] == "_" or name in gymnasium.Env.__annotations__ or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            self.set_wrapper_attr(name, value)
+
     def refuse_reward_axes(self, who: str) -> None:
         """Refuse rewards with axes, as ``HubVectorEnv.refuse_reward_axes`` does."""
         self._envs.refuse_reward_axes(who)
@@ -41,13 +53,20 @@ class HubEnv(gymnasium.Env[Any, Any]):
         """Step the env; as ``gymnasium.Env.step``. Errors as for ``HubVectorEnv.step``."""
         actions = self._batch(self.action_space, action)
         observations, rewards, terminations, truncations, infos = self._envs.step(actions)
+        reward = float(rewards[0]) if rewards.ndim == 1 else rewards[0]
         flags = bool(terminations[0]), bool(truncations[0])
-        return (
-            self._only(self.observation_space, observations),
-            float(rewards[0]) if rewards.ndim == 1 else rewards[0],
-            *flags,
-            infos.get(0, {}),
-        )
+        return self._only(self.observation_space, observations), reward, *flags, infos.get(0, {})
+
+    @hiding_frames
+    def snapshot(self, name: str | None = None) -> Snapshot:
+        """A snapshot of the env; as ``HubVectorEnv.snapshot``. Wrappers around this object are not in it."""
+        return self._envs.snapshot(name=name)
+
+    @hiding_frames
+    def restore(self, snapshot: Snapshot | str, reseed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Go on from a snapshot: what the env had observed, and its info. Errors as for ``HubVectorEnv.restore``."""
+        observations, infos = self._envs.restore(snapshot, reseed=reseed)
+        return self._only(self.observation_space, observations), infos.get(0, {})
 
     @hiding_frames
     def render(self) -> Any:

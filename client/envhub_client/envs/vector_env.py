@@ -8,6 +8,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, SupportsIndex
+from weakref import WeakValueDictionary
 
 import numpy as np
 from gymnasium import logger
@@ -16,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import Forked, HubTimeout, SpaceMismatch, ended_by, shown
+from envhub.errors import Forked, HubTimeout, RequestRefused, SpaceMismatch, brief, ended_by
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
@@ -33,6 +34,7 @@ from envhub_client.envs.arguments import (
 )
 from envhub_client.envs.callable_vector_env import CallableVectorEnv, Rendering
 from envhub_client.envs.observations import Infos, Observations, Rewards, UnreadableRow
+from envhub_client.envs.snapshots import Snapshot, SnapshotVectorEnv
 from envhub_client.frames import hide_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.record_options import Recorded
@@ -52,7 +54,8 @@ StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any]]
 PartReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[Any, Any], np.ndarray]
 
 
-class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some frameworks look at direct bases only
+# Some frameworks look at direct bases only.
+class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):
     """A vector env whose envs live in a hub: ``gymnasium.vector.VectorEnv`` as of Gymnasium 1.4.
 
     ``envhub.make_vec`` makes one. Besides the methods of ``VectorEnv`` it has those of ``AsyncVectorEnv``: the
@@ -89,6 +92,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         self.num_envs = description.num_envs
         self.autoreset_mode = description.autoreset_mode
         self._info_mode = session.options.info_mode
+        self._unreferenced, self._owned = [], WeakValueDictionary()
         self.metadata = {**description.metadata, "autoreset_mode": self.autoreset_mode}
         if MULTI_AGENT in self.metadata and (self.num_envs, self.autoreset_mode) != (1, AutoresetMode.DISABLED):
             raise TypeError(NOT_BATCHED)  # ``make`` makes one, which nothing resets
@@ -169,7 +173,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
 
     @property
     def compression(self) -> str:
-        """Compression of observations on the wire lane; empty for none."""
+        """Compression of observations; empty for none, as on the shared lane."""
         return self._session.compression
 
     @property
@@ -200,7 +204,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             SessionBusy: a request is pending, or envs are under way.
         """
         if not isinstance(observer, StepObserver):
-            raise TypeError(f"observer must be an envhub.StepObserver, got {shown(observer)}")
+            raise TypeError(f"observer must be an envhub.StepObserver, got {brief(observer)}")
         self._session.check_free("add_observer")
         self._observers = (*self._observers, observer)
 
@@ -260,10 +264,14 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
             env_ids = checked_env_ids(env_ids, self.num_envs)
             resets_all = len(env_ids) == self.num_envs
         self._session.check_free("reset_async", resets_all=resets_all)
+        if self._unreferenced:
+            self._ask("list")  # which drops them
         seeds = seeds_of(seed, self.num_envs)
         if isinstance(options, (list, tuple)):
             if env_ids is not None:
                 raise ValueError("options for each env go with a reset of all envs, not with env_ids")
+            if self.vector:
+                raise RequestRefused("a vector env takes options for all of its envs, and not for each")
             reset = Reset(seeds, options_each=[*map(self._options, options_of(options, self.num_envs))])
         elif env_ids is not None:
             selected = np.zeros(self.num_envs, bool)
@@ -453,7 +461,7 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
     def send(self, actions: Any, env_ids: EnvIds = None) -> None:
         """Begin a step of some envs, while others may be under way.
 
-        Envs of one share of a vector env begin once all of them are sent; until then they are not under way.
+        Envs of one worker of a vector env begin once all of them are sent; until then they are not under way.
 
         Args:
             actions: a batch of actions, one per entry of ``env_ids``, of numbers in arrays.
@@ -462,6 +470,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
             SpaceMismatch: actions of the wrong count, shape or kind; no env has moved.
+
+        It does not wait for the hub: what that refuses is raised by ``recv``.
         """
         self._check_partial_batches()
         self._session.check_free("send", among_others=True)
@@ -490,6 +500,8 @@ class HubVectorEnv(CallableVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some 
         Raises:
             HubTimeout: fewer were done in time; receive again.
             NothingPending: no env is under way.
+            RequestRefused, SpaceMismatch: the hub refused a ``send``. Its envs, which the text names, have not moved,
+                and are not under way any more; the others are.
             WorkerDied, EnvTimeout: an env's process ended, where the policy is to raise: once for each of its envs, in
                 place of the env's first result since. That env, ``env_index``, is not under way any more.
             Exception: what an env raised; it is not under way any more, the others are. Where it raised in a reset that
@@ -610,6 +622,9 @@ class StepObserver:
 
     def reset_ended(self, envs: HubVectorEnv, reset: Reset, observations: Any) -> None:
         """Note what the reset shows, as it is returned; ``reset.mask`` has the envs that were reset, empty for all."""
+
+    def snapshot_taken(self, snapshot: Snapshot) -> None:
+        """Note that a snapshot was taken. A restore is a reset whose ``snapshot`` is its name."""
 
     def broken_off(self, error: BaseException | None) -> None:
         """Note that a reset or step that was begun has no result, by this error, or because its caller dropped it."""

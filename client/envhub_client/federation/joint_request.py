@@ -54,7 +54,7 @@ class JointRequest(Generic[Result]):
         self._parts: Sequence[HubPart] = ()
         self._send: Send = _unused
         self._wait: Wait[Result] = _unused
-        self._sent = 0  # how many parts are sent
+        self._unsent: Sequence[HubPart] = ()
         self._tried: tuple[Lane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
         self._again: HubPart | None = None  # part that is to be sent to the lane that took a lost one's place
@@ -65,35 +65,30 @@ class JointRequest(Generic[Result]):
 
     def begin(self, parts: Sequence[HubPart], send: Send, wait: Wait[Result]) -> None:
         """Send to each hub by ``send``, whose errors ``results`` raises; ``wait`` returns a hub's result, each time."""
-        self._send, self._wait, self._sent, self._tried, self._dropped = send, wait, 0, None, False
+        self._send, self._wait, self._unsent, self._tried, self._dropped = send, wait, (), None, False
         self._errors, self._again, self._loss, self._had, self._is_over = {}, None, None, False, False
         self._retracted = 0
-        self._parts = parts  # last: from here on the request is carried out, whatever interrupts this
+        self._parts = self._unsent = parts  # last: from here on the request is carried out, whatever interrupts this
         self._send_rest()
 
     def _send_rest(self) -> None:
-        while self._sent < len(self._parts):
-            part = self._parts[self._sent]
+        """Send to each hub, or to the lane that takes its place, unless that was done before an interrupt."""
+        while self._unsent:
+            part = self._unsent[0]
+            before, now = self._tried, (part.lane, part.lane.progress)
+            self._tried = now
             try:
-                self._deliver(part)
+                if before is None or before[0] is not now[0] or before == now:
+                    try:
+                        self._send(part)
+                    except SESSION_ENDS as loss:
+                        self._lost(part, loss)
+                        continue
             except LocalProtocolError:  # the program's own, such as a use in two threads: nothing was sent
                 raise
             except Exception as error:  # such as a request that is too large for this hub
                 self._errors[part] = error
-            self._sent, self._tried = self._sent + 1, None
-
-    def _deliver(self, part: HubPart) -> None:
-        """Send to this hub, or to the lane that takes its place, unless that was done before an interrupt."""
-        while True:
-            before, now = self._tried, (part.lane, part.lane.progress)
-            self._tried = now
-            if before is not None and before[0] is now[0] and before != now:
-                return
-            try:
-                self._send(part)
-                return
-            except SESSION_ENDS as loss:
-                self._lost(part, loss)
+            self._unsent, self._tried, self._again = self._unsent[1:], None, None
 
     def _result(self, part: HubPart, timeout: float | None) -> Result:
         for _ in range(ATTEMPTS_MAX):
@@ -101,10 +96,10 @@ class JointRequest(Generic[Result]):
                 if self._again is part:
                     if self._loss is not None and self._loss[0] is part.lane:  # of an interrupted ``_lost``
                         raise self._loss[1]
-                    self._deliver(part)
                     self._errors.pop(part, None)
-                    self._again = self._tried = None
-                if self._errors and part in self._errors:
+                    self._unsent = [part]
+                    self._send_rest()
+                if part in self._errors:
                     raise self._errors[part]
                 return self._wait(part, timeout)
             except SESSION_ENDS as error:
@@ -127,7 +122,7 @@ class JointRequest(Generic[Result]):
         What an interrupt of ``begin`` left to be sent is sent first. Raises the first error in that order, an env's
         once all have ended; or ``HubTimeout`` with the names of the hubs that have not answered.
         """
-        if self._sent < len(self._parts):
+        if self._unsent:
             self._send_rest()
         deadline = None if timeout is None else Deadline(timeout)
         results: dict[HubPart, Result] = {}
@@ -160,17 +155,6 @@ class JointRequest(Generic[Result]):
         hubs = [each for part in late for each in self._connections(part) or [part.connection]]
         text = no_reply([*dict.fromkeys(each.address for each in hubs)], timeout)
         raise of_hub(HubTimeout(text), first.hub) from next(filter(None, (e.__cause__ for e in late.values())), None)
-
-    def finish(self, timeout: float | None) -> None:
-        """Wait for all results, which are wanted once; errors as for ``results``."""
-        try:
-            self.results(timeout)
-        except (HubTimeout, ConnectionInUse):
-            raise
-        except Exception:
-            self._parts = ()
-            raise
-        self._parts = ()
 
     @property
     def is_pending(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.connection.zeromq_transport import READABLE, new_waiter
 from envhub_client.deadline import Deadline, seconds_text
 from envhub_client.federation.joint_request import JointRequest
-from envhub_client.federation.lost_part import LostPart
+from envhub_client.federation.lost_part import LostPart, Step
 from envhub_client.federation.part import (
     LOOK_S,
     SILENCE_S_MIN,
@@ -28,11 +28,11 @@ from envhub_client.federation.part import (
     while_in_reach,
 )
 from envhub_client.federation.rebuild import PartRebuilder
-from envhub_client.lanes.base import Batch, Lane, joined
+from envhub_client.lanes.base import Batch, Lane, checked_item_sizes, joined, new_batch
 
 PARK_S = 0.1  # at a time in a wait for some envs: connections are kept up, and returns of lost rows seen, meanwhile
 Result = TypeVar("Result")
-_RESULTS = itemgetter(slice(1, 4))  # rewards, terminations and truncations of a batch
+_RESULTS = attrgetter("rewards", "terminations", "truncations")  # of a batch
 
 
 class FederatedLane:
@@ -50,14 +50,14 @@ class FederatedLane:
         waited_for = recovery is not None and not recovery.is_only_hub
         self._silence_s_max = max(recovery.patience_s, SILENCE_S_MIN) if recovery and waited_for else None
         self._buffers = None if copy else [self._new_arrays() for _ in range(2)]
-        self._turn = 0
+        self._buffer_index = 0
         self._request: JointRequest[Batch] = JointRequest(self.lost, _dropped, _connections)
         self._resets = False  # whether the request is a reset
         self._reset: Reset | None = None  # that is to be begun, once all of its rows are on a hub
         self._left_out: list[HubPart] = []  # by the mask of the reset under way
         self._into: Sequence[np.ndarray] | None = None  # for the observations that are waited for
         self._check_s = 0.0  # when to look next whether a hub is out of reach, in a wait for some envs
-        self._rows_request: JointRequest[None] = JointRequest(self.lost)  # the last ``begin_rows``
+        self._unsent: Sequence[tuple[HubPart, Step]] = ()  # rows of the last ``begin_rows``
         self._sent_bytes = bytearray(self.num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
@@ -82,15 +82,9 @@ class FederatedLane:
 
     def settle(self) -> bool:
         self._request.settle()
-        if self._rows_request.is_pending:
-            with contextlib.suppress(HubTimeout):  # ``wait_rows`` waits for the hub's reply, too
-                self.confirm_rows(0.0)
-        outstanding = 1 in self._sent_bytes
-        if outstanding:  # an interrupt may have come before it was noted that a hub refused what was sent
-            for part in self.parts:
-                part.take(self._sent)[...] &= part.lane.are_outstanding
-            outstanding = 1 in self._sent_bytes
-        return outstanding
+        if self._unsent:
+            self._send_rest()
+        return 1 in self._sent_bytes
 
     def give_up(self) -> None:
         self._reset = None
@@ -178,7 +172,7 @@ class FederatedLane:
     def begin_reset(self, reset: Reset) -> None:
         if self._has_lost:
             self._replace_or_raise(lambda part: reset_of(reset, part.rows))
-        self._turn, self._into, self._resets, self._reset = 1 - self._turn, None, True, reset
+        self._buffer_index, self._into, self._resets, self._reset = 1 - self._buffer_index, None, True, reset
         self._request.begin([], _dropped, self._await)  # what was asked before is over
         with contextlib.suppress(HubTimeout):
             self._begin_reset(0.0)
@@ -188,7 +182,8 @@ class FederatedLane:
         if reset is None or self._request.is_pending:  # an interrupt may have come after it was begun
             return
         if self._has_lost and self._recovery is not None:
-            self.present_parts([row for row, chosen in enumerate(reset.mask) if chosen], timeout)
+            if not reset.snapshot:  # which no hub has that makes rows again
+                self.present_parts([row for row, chosen in enumerate(reset.mask) if chosen], timeout)
             self._replace_lost()
         resets = [reset_of(reset, part.rows) for part in self.parts]
         wanted = {part: each for part, each in zip(self.parts, resets, strict=True) if each is not None}
@@ -199,7 +194,7 @@ class FederatedLane:
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         if self._has_lost:
             self._replace_or_raise()
-        self._turn, self._into, self._resets, self._reset = 1 - self._turn, None, False, None
+        self._buffer_index, self._into, self._resets, self._reset = 1 - self._buffer_index, None, False, None
         packed: dict[HubPart, bytes] = {}
         if out_of_band:
             of_each = out_of_band_of(out_of_band, [part.rows for part in self.parts])
@@ -213,9 +208,11 @@ class FederatedLane:
     def _await(self, part: HubPart, timeout: float | None) -> Batch:
         into = [*map(part.take, self._into or self._observations())]  # each hub's part of each step comes here
         if self._silence_s_max is None:
-            batch = part.numbered(part.lane.wait(timeout, into))
+            batch = part.lane.wait(timeout, into)
         else:
-            batch = part.numbered(self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into)))
+            batch = self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into))
+        if batch.rows or batch.groups:
+            batch = part.numbered(batch)
         if self._has_object_leaves:
             batch = self._with_objects(part, batch)
             self._keep_objects(batch.rows)
@@ -240,7 +237,7 @@ class FederatedLane:
 
     def _observations(self) -> Sequence[np.ndarray]:
         if self._into is None:
-            self._into = self._new_arrays() if self._buffers is None else self._buffers[self._turn]
+            self._into = self._new_arrays() if self._buffers is None else self._buffers[self._buffer_index]
         return self._into
 
     def while_in_reach(self, part: HubPart, timeout: float | None, wait: Callable[[float | None], Result]) -> Result:
@@ -272,7 +269,7 @@ class FederatedLane:
             return Batch(observations, None, None, None, rows, groups)
         rewards, terminations, truncations = zip(*map(_RESULTS, batches), strict=True)
         results = np.concatenate(rewards), np.concatenate(terminations), np.concatenate(truncations)
-        return Batch(observations, *results, rows, groups)
+        return new_batch((observations, *results, rows, groups, None))
 
     def _last_ones(self) -> list[tuple[int, bytes]]:
         """Last observations of the rows that the reset leaves out, and the rows that have some of no fixed size."""
@@ -292,52 +289,42 @@ class FederatedLane:
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        self.confirm_rows(None)
-        self._check_sendable(env_ids, arrays)
+        self._item_sizes = checked_item_sizes(self._sent, env_ids, arrays, self._item_sizes)
         if self._has_lost:
             self._replace_lost()
-        own: dict[HubPart, tuple[np.ndarray, bytes, list[np.ndarray]]] = {}
-        for part in self.parts:
-            if (places := part.places(env_ids)).size:
-                own[part] = env_ids[places] - part.rows.start, codes, [array[places] for array in arrays]
+        self._unsent = [
+            (part, (env_ids[positions] - part.rows.start, codes, [array[positions] for array in arrays]))
+            for part in self.parts
+            if (positions := part.positions(env_ids)).size
+        ]
+        self._send_rest()
 
-        def send(part: HubPart) -> None:
-            part.take(self._sent)[own[part][0]] = True  # before it is known: at an interrupt, they may be
-            part.lane.begin_rows(*own[part])
-
-        self._rows_request.begin([*own], send, self._confirm)
-
-    def _check_sendable(self, env_ids: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
-        """Check what a hub would refuse after others had begun; errors as for ``Lane.begin_rows``."""
-        if self._sent[env_ids].any():
-            raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
-        item_sizes = [array.dtype.itemsize for array in arrays]
-        if self._sent.any() and item_sizes != self._item_sizes:
-            raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
-        self._item_sizes = item_sizes
-
-    def _confirm(self, part: HubPart, timeout: float | None) -> None:
-        self.while_in_reach(part, timeout, part.lane.confirm_rows)
-
-    def confirm_rows(self, timeout: float | None) -> None:
-        try:
-            self._rows_request.finish(timeout)
-        except HubTimeout:
-            raise
-        except Exception:
-            for part in self.parts:
-                part.take(self._sent)[...] &= part.lane.are_outstanding
-            raise
-
-    def ask_rows(self) -> None:
-        for part in self._outstanding_parts():
-            self._of_rows(part, lambda part: part.lane.ask_rows())
+    def _send_rest(self) -> None:
+        """Send each hub its rows, unless that was done before an interrupt; one that refuses keeps none from others."""
+        refusal: Exception | None = None
+        while self._unsent:
+            part, rows = self._unsent[0]
+            self._of_rows(part, lambda part: part.lane.settle())
+            if not part.lane.are_outstanding[rows[0]].any():
+                try:
+                    self._of_rows(part, lambda part, rows=rows: part.lane.begin_rows(*rows))  # type: ignore[misc]
+                except ValueError as error:
+                    refusal = refusal or error
+            part.take(self._sent)[rows[0]] = part.lane.are_outstanding[rows[0]]
+            self._unsent = self._unsent[1:]
+        if refusal is not None:
+            raise refusal
 
     def _outstanding_parts(self) -> list[HubPart]:
         return [part for part in self.parts if part.take(self._sent).any()]
 
-    def done_rows(self) -> int:
-        return sum(self._of_rows(part, lambda part: part.lane.done_rows()) for part in self._outstanding_parts())
+    def done_rows(self, min_envs: int = 1) -> int:
+        left_to_others = self.outstanding - min_envs  # at most
+
+        def done(part: HubPart) -> int:
+            return part.lane.done_rows(max(1, part.lane.outstanding - left_to_others))
+
+        return sum(self._of_rows(part, done) for part in self._outstanding_parts())
 
     def descriptors(self) -> Sequence[int]:
         return [each for part in self._outstanding_parts() for each in part.lane.descriptors()]
@@ -346,8 +333,7 @@ class FederatedLane:
         deadline, done = None if timeout is None else Deadline(timeout), 0
         while True:
             left_s = PARK_S if deadline is None else min(PARK_S, deadline.left_s())
-            self.ask_rows()
-            before, done = done, self.done_rows()
+            before, done = done, self.done_rows(min_envs)
             if done >= min_envs:
                 break
             if deadline is not None and not left_s:
@@ -367,9 +353,9 @@ class FederatedLane:
         return whole
 
     def _received(self, part: HubPart) -> Batch | None:
-        if not part.lane.done_rows():
+        if not (done := part.lane.done_rows()):
             return None
-        batch = part.numbered(part.lane.wait_rows(1, 0))
+        batch = part.numbered(part.lane.wait_rows(done, 0))
         return self._with_objects(part, batch) if self._has_object_leaves else batch
 
     def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
@@ -389,8 +375,8 @@ class FederatedLane:
             self._rows_read = ()
         self._sent[env_ids] = False
         for part in self.parts:
-            if (places := part.places(env_ids)).size:
-                part.lane.taken(env_ids[places] - part.rows.start)
+            if (positions := part.positions(env_ids)).size:
+                part.lane.taken(env_ids[positions] - part.rows.start)
 
 
 def _hub_parts(part: HubPart) -> list[HubPart]:

@@ -1,6 +1,6 @@
 """The rows of a part whose session is over: each is truncated once, and goes on once it is on a hub again.
 
-A part is PRESENT; LOST as long as its rows are on no hub; then BACK, until each row was truncated and has shown an
+A part is PRESENT; LOST as long as its rows are on no hub; then BACK, until each row was truncated and has given an
 observation of the hub that has it now. Its lane is a ``LostPart`` while it is LOST or BACK.
 """
 
@@ -14,16 +14,16 @@ from typing import NoReturn
 
 import numpy as np
 
-from envhub.arena.layout import whole_shares
+from envhub.arena.layout import are_whole_workers
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import HubTimeout, env_of, of_hub
+from envhub.errors import HubTimeout, SnapshotLost, env_of, of_hub
 from envhub.protocol.messages import Reset
 from envhub.values import codec
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
-from envhub_client.lanes.base import Batch, Lane, invalid_rows, joined, with_earlier
+from envhub_client.lanes.base import Batch, Lane, invalid_rows, joined, put_earlier
 
 DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
@@ -38,14 +38,14 @@ class LostRows:
         self.earlier = earlier
         self.truncation_pending = np.ones(count, bool)  # it was not returned yet
         self.no_new_observation = np.ones(count, bool)  # of the hub that has the row again was returned
-        self.due: np.ndarray = sent.copy()  # was sent, and returns a truncation
+        self.truncates: np.ndarray = sent.copy()  # was sent, and returns a truncation
         self.waiting: list[Step] = []  # which begin once their rows are on a hub again
-        self.shown = np.zeros(count, bool)  # outstanding, with an observation of that hub
+        self.has_observation = np.zeros(count, bool)  # outstanding, with an observation of that hub
         self.reported = np.zeros(count, bool)  # truncated first by the last step of all rows
 
     def of(self, rows: range) -> LostRows:
         own = slice(rows.start, rows.stop)
-        part = LostRows([leaf[own] for leaf in self.earlier], self.due[own])
+        part = LostRows([leaf[own] for leaf in self.earlier], self.truncates[own])
         part.truncation_pending = self.truncation_pending[own].copy()
         part.no_new_observation = self.no_new_observation[own].copy()
         for env_ids, codes, arrays in self.waiting:
@@ -56,7 +56,7 @@ class LostRows:
 
     @property
     def are_waiting(self) -> np.ndarray:
-        mask = np.zeros(len(self.due), bool)
+        mask = np.zeros(len(self.truncates), bool)
         for env_ids, *_ in self.waiting:
             mask[env_ids] = True
         return mask
@@ -64,20 +64,20 @@ class LostRows:
     @property
     def are_settled(self) -> bool:
         """True if every row was truncated and has an observation on its hub, and none waits for either."""
-        return not (self.waiting or (self.truncation_pending | self.no_new_observation | self.due).any())
+        return not (self.waiting or (self.truncation_pending | self.no_new_observation | self.truncates).any())
 
     def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         """Send these rows: each is truncated, or if it was already, waits for a hub. The same again replaces it."""
         self.forget(env_ids)
         pending = self.truncation_pending[env_ids]
-        self.due[env_ids[pending]] = True
+        self.truncates[env_ids[pending]] = True
         if not pending.all():
             self.waiting.append((env_ids[~pending], codes, [array[~pending] for array in arrays]))
 
     def truncate_waiting(self) -> None:
         waiting = self.are_waiting
         self.truncation_pending |= waiting
-        self.due |= waiting
+        self.truncates |= waiting
         self.waiting = []
 
     def show_earlier(self, observations: Sequence[np.ndarray]) -> None:
@@ -86,12 +86,12 @@ class LostRows:
         for array, leaf in zip(observations, self.earlier, strict=True):
             array[rows] = leaf[rows]
 
-    def note_told(self, rows: np.ndarray) -> None:
+    def mark_truncated(self, rows: np.ndarray) -> None:
         self.truncation_pending[rows] = False
         self.forget(rows)
 
     def forget(self, rows: np.ndarray) -> None:
-        self.due[rows] = False
+        self.truncates[rows] = False
         self.waiting = [each for each in self.waiting if not np.isin(each[0], rows).any()]
 
 
@@ -205,6 +205,9 @@ class LostPart:
 
     def begin_reset(self, reset: Reset) -> None:
         self._forget_last()
+        if reset.snapshot:
+            loss = self.rebuild.loss
+            raise of_hub(SnapshotLost(f"{loss}, and with it what its envs were restored from"), loss.hub)
         self._begin = lambda lane: lane.begin_reset(reset)
         self._unreset = ~np.array(reset.mask or [True] * self.num_envs)
         self._begun += 1
@@ -227,13 +230,13 @@ class LostPart:
         self._begun += 1
 
     def _are_whole(self, rows: np.ndarray) -> bool:
-        return self._workers is None or whole_shares(np.flatnonzero(rows).tolist(), self.num_envs, self._workers)
+        return self._workers is None or are_whole_workers(np.flatnonzero(rows).tolist(), self.num_envs, self._workers)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         rows = self.rows
         into = [np.empty_like(leaf) for leaf in rows.earlier] if into is None else into
         if self._begin is not None and not self._begun_on_hub(timeout):
-            rows.truncation_pending[:] = rows.due[:] = True
+            rows.truncation_pending[:] = rows.truncates[:] = True
             self._begin, self._by_rows = None, True
         if self._by_rows:
             batch = self._of_all_rows(timeout)
@@ -257,7 +260,6 @@ class LostPart:
             if (self.has_failed or not (self.made or self.rebuild.patience_s)) and self.others_serve():
                 self.rows.truncate_waiting()
             try:
-                self.ask_rows()
                 if self.done_rows() == self.outstanding:
                     self._joined = self.wait_rows(1, 0)
                     break
@@ -318,71 +320,66 @@ class LostPart:
 
     @property
     def are_outstanding(self) -> np.ndarray:
-        here: np.ndarray = self.rows.due | self.rows.are_waiting
+        here: np.ndarray = self.rows.truncates | self.rows.are_waiting
         return here if self._lane is None else here | self._lane.are_outstanding
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         self.rows.send(env_ids, codes, arrays)
 
-    def confirm_rows(self, timeout: float | None) -> None:
-        """Do nothing: a hub that has the rows is asked by ``ask_rows``."""
-
-    def ask_rows(self) -> None:
+    def _begin_waiting(self) -> None:
+        """Begin the rows that wait, once they are on a hub again; errors as for ``Rebuild.parts``."""
         waiting = self.rows.waiting
         if waiting and self.rebuild.over:
             lane = self._hub_lane()
             while waiting:
                 env_ids, codes, arrays = waiting[0]
-                try:  # those before, and these where an interrupt came before they were noted as begun
-                    lane.confirm_rows(0)
-                except HubTimeout:
-                    return
+                lane.settle()  # an interrupt may have come before these were noted as begun
                 if not (lane.are_outstanding | self.rows.truncation_pending)[env_ids].any():
                     lane.begin_rows(env_ids, codes, arrays)
                 waiting.pop(0)
-        if self._lane is not None:
-            self._lane.ask_rows()
 
     @property
     def waiting_rows(self) -> np.ndarray:
         return np.flatnonzero(self.rows.are_waiting)
 
-    def _done_on_hub(self) -> int:
-        return self._lane.done_rows() if self._lane is not None and self._lane.outstanding else 0
+    def _done_on_hub(self, min_envs: int = 1) -> int:
+        return self._lane.done_rows(min_envs) if self._lane is not None and self._lane.outstanding else 0
 
-    def done_rows(self) -> int:
-        return int(self.rows.due.sum()) + self._done_on_hub()
+    def done_rows(self, min_envs: int = 1) -> int:
+        self._begin_waiting()
+        truncates = int(self.rows.truncates.sum())
+        return truncates + self._done_on_hub(max(1, min_envs - truncates))
 
     def descriptors(self) -> Sequence[int]:
         return self._lane.descriptors() if self._lane is not None else ()
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        due, batches = np.flatnonzero(self.rows.due), []
-        if due.size:
-            batches.append(self._truncation(due, [leaf[due] for leaf in self.rows.earlier]))
+        truncates, batches = np.flatnonzero(self.rows.truncates), []
+        if truncates.size:
+            batches.append(self._truncation(truncates, [leaf[truncates] for leaf in self.rows.earlier]))
         if self._lane is not None and self._done_on_hub():
-            batches.append(self._with_earlier(self._lane.wait_rows(1, timeout)))
+            batches.append(self._put_earlier(self._lane.wait_rows(1, timeout)))
         return joined(batches)
 
-    def _with_earlier(self, batch: Batch) -> Batch:
+    def _put_earlier(self, batch: Batch) -> Batch:
         """The batch of some rows; with earlier observations of those that show nothing on the hub yet."""
         rows, env_ids = self.rows, batch.env_ids
-        rows.shown[env_ids] = True
+        rows.has_observation[env_ids] = True
         if not rows.no_new_observation[env_ids].any():
             return batch
         assert env_ids is not None
         not_new = rows.no_new_observation[env_ids] & invalid_rows(batch)
-        rows.shown[env_ids[not_new]] = False
-        return with_earlier(batch, not_new, rows.earlier)
+        rows.has_observation[env_ids[not_new]] = False
+        return put_earlier(batch, not_new, rows.earlier)
 
     def taken(self, env_ids: np.ndarray) -> None:
         self._taken_on_hub(env_ids)
-        self.rows.note_told(env_ids)
+        self.rows.mark_truncated(env_ids)
 
     def _taken_on_hub(self, env_ids: np.ndarray) -> None:
         if self._lane is None:
             return
         own = env_ids[self._lane.are_outstanding[env_ids]]
         if own.size:  # the lane last: after an interrupt this is done once more
-            self.rows.no_new_observation[own] &= ~self.rows.shown[own]
+            self.rows.no_new_observation[own] &= ~self.rows.has_observation[own]
             self._lane.taken(own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -242,7 +243,14 @@ class PartsOpener:
                     connection.result(LOOK_S)
                     return
 
-        self.end([part.connection for part in gone], wait=wait)
+        while True:
+            try:
+                self.end([part.connection for part in gone], wait=wait)
+                return
+            except errors.ConnectionInUse:  # by the program's thread, for an instant
+                if not is_wanted():
+                    return
+                time.sleep(LOOK_S)
 
     def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
         with self._lock:
@@ -277,7 +285,7 @@ def check_agreement(hubs: Sequence[tuple[Connection, SessionDescription]], optio
             if mine != theirs:
                 raise errors.RequestRefused(
                     f"the hubs at {first.address} and {connection.address} cannot share a vector env: their {what} "
-                    f"differ, {errors.shown(mine, 200)} and {errors.shown(theirs, 200)}"
+                    f"differ, {errors.brief(mine, 200)} and {errors.brief(theirs, 200)}"
                 )
 
 

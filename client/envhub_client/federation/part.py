@@ -11,7 +11,7 @@ import numpy as np
 
 from envhub.errors import HubTimeout
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observed, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.protocol.messages import Call, Observe, Observed, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Batch, Lane
@@ -39,20 +39,21 @@ class HubPart:
     def moved(self, by: int) -> HubPart:
         return HubPart(self.hub, range(self.rows.start + by, self.rows.stop + by), self.maker, self.lane)
 
-    def places(self, env_ids: np.ndarray) -> np.ndarray:
-        """The places of this part's rows among these."""
+    def positions(self, env_ids: np.ndarray) -> np.ndarray:
+        """The positions of this part's rows among these."""
         return np.flatnonzero((self.rows.start <= env_ids) & (env_ids < self.rows.stop))
 
     def numbered(self, batch: Batch) -> Batch:
         """The batch with the numbers that its rows have in the larger vector env."""
         first = self.rows.start
-        if not first or not (batch.rows or batch.groups or batch.env_ids is not None):
-            return batch
         return batch._replace(
             rows=[(row + first, blob) for row, blob in batch.rows],
             groups=[group._replace(rows=group.rows + first) for group in batch.groups],
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )
+
+    def ask_observed(self) -> None:
+        self.connection.send(Op.OBSERVE, Observe(self.connection.protocol.token, described=True), keep=True)
 
     def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
         """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
@@ -90,11 +91,11 @@ def call_of(call: Call, rows: range) -> Call | None:
 def set_attr_of(message: SetAttr, rows: range, num_envs: int) -> SetAttr | None:
     """The attribute of these rows of ``num_envs``, numbered from 0; None if it names some rows, and none of them."""
     named = message.rows or range(num_envs)
-    places = [place for place, row in enumerate(named) if row in rows]
-    if not places:
+    at = [n for n, row in enumerate(named) if row in rows]
+    if not at:
         return None
-    values = message.values if len(message.values) == 1 else [message.values[place] for place in places]
-    return SetAttr(message.name, values, [named[place] - rows.start for place in places] if message.rows else [])
+    values = message.values if len(message.values) == 1 else [message.values[n] for n in at]
+    return SetAttr(message.name, values, [named[n] - rows.start for n in at] if message.rows else [])
 
 
 def out_of_band_of(packed: bytes, parts: Sequence[range]) -> Iterator[bytes]:

@@ -49,8 +49,8 @@ def divided(count: int, weights: Sequence[float], most: Sequence[int]) -> list[i
     """
     counts = [1 if weight and limit else 0 for weight, limit in zip(weights, most, strict=True)]
     for _ in range(count - sum(counts)):
-        open_places = [place for place, each in enumerate(counts) if each < most[place]]
-        best = max(open_places, key=lambda place: (weights[place] / (counts[place] + 1), -place))
+        open_hubs = [index for index, each in enumerate(counts) if each < most[index]]
+        best = max(open_hubs, key=lambda index: (weights[index] / (counts[index] + 1), -index))
         counts[best] += 1
     return counts
 
@@ -85,8 +85,8 @@ def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
 
 
 def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
-    """The number of envs for each of these hubs: all on the first one that has most free CPUs."""
-    best = max(hubs, key=lambda hub: _room(hub.connection).cpus_free)
+    """The number of envs for each of these hubs: all on the first one that has most free CPUs, and admits any."""
+    best = max(hubs, key=lambda hub: (_room(hub.connection).envs_free != 0, _room(hub.connection).cpus_free))
     return [num_envs if hub is best else 0 for hub in hubs]
 
 

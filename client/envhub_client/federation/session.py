@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observe, Observed, Op, SetAttr
+from envhub.protocol.messages import Call, Observed, Op, SetAttr, SnapshotRequest
 from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub.values import spaces
@@ -26,10 +26,12 @@ from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.part import HubPart, call_of, set_attr_of
 from envhub_client.federation.rebuild import Opener, PartRebuilder
+from envhub_client.federation.snapshots import JointSnapshots
 from envhub_client.frames import hide_frames
+from envhub_client.lanes.base import Decode, HubLane
 from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.session import Shares, VectorSession, detach, results_of
+from envhub_client.session.session import VectorSession, WholeWorkers, detach
 
 
 class FederatedSession(VectorSession):
@@ -38,7 +40,7 @@ class FederatedSession(VectorSession):
     def __init__(self, class_name: str, opener: Opener, num_envs: int) -> None:
         """Errors are those of ``Session``, of the first hub in the order of ``hubs``, and of hubs that do not agree."""
         self.in_use = InUse()
-        self._opener = self._ending = opener
+        self._opener = self._closable = opener
         self.options, self.values, self._seeds = opener.options, opener.values, opener.seeds
         try:
             parts = opener.open(num_envs)
@@ -48,7 +50,8 @@ class FederatedSession(VectorSession):
             recovery = None if self.options.on_hub_loss == "raise" else self._rebuilder
             self.lane = self._lane = FederatedLane(parts, has_object_leaves, self.options.copy, recovery)
             self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
-            self._shares = Shares(
+            self._snapshots = JointSnapshots(self._lane, self._request)
+            self._whole_workers = WholeWorkers(
                 part.rows[n :: part.maker.sizing.num_workers]
                 for part in parts
                 for n in range(part.maker.sizing.num_workers)
@@ -99,10 +102,10 @@ class FederatedSession(VectorSession):
             self._request.settle()
         super().check_free(what, among_others, resets_all)
 
-    def call(self, call: Call) -> dict[int, Frame]:
+    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
         with self._given_up_at_error():
             self._ask_call(call, self._lane.present_parts(call.rows))
-            return self._call_results(call, None)
+            return self._call_results(call, None, decode)
 
     @contextlib.contextmanager
     def _given_up_at_error(self) -> Iterator[None]:
@@ -116,8 +119,8 @@ class FederatedSession(VectorSession):
         """Begin a call; as long as some of its envs are on no hub, that is left to the wait for it."""
         self.pending.begin(AsyncState.WAITING_CALL, self._begin_call, call)
 
-    def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
-        return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout)
+    def wait_call(self, call: Call, timeout: float | None, decode: Decode) -> dict[int, Any]:
+        return self.pending.wait(AsyncState.WAITING_CALL, self._call_results, call, timeout, decode)
 
     def _begin_call(self, call: Call) -> None:
         self._ask_call(call, ())  # what was asked before is over
@@ -125,48 +128,48 @@ class FederatedSession(VectorSession):
             self._ask_call(call, self._lane.present_parts(call.rows, 0.0))
 
     def _ask_call(self, call: Call, parts: Sequence[HubPart]) -> None:
-        asked = {part: own for part in parts if (own := call_of(call, part.rows)) is not None}
+        self._call_parts({part: own for part in parts if (own := call_of(call, part.rows)) is not None})
 
-        def read(part: HubPart, reply: Reply) -> dict[int, Frame]:
-            results = results_of(asked[part], reply, len(part.rows), part.connection)
-            return {part.rows[row]: frame for row, frame in results.items()}
-
-        self._ask(Op.CALL, asked, read)
-
-    def _ask(self, op: Op, messages: dict[HubPart, Any], read: Callable[[HubPart, Reply], Any]) -> None:
-        """Ask these parts; the result of each is what ``read`` makes of its reply."""
-        lane = self._lane  # the request must not hold this session, which ends with the last reference to it
+    def _call_parts(self, messages: Mapping[HubPart, Call | SetAttr]) -> None:
+        """Begin these calls; the result of each is the encoded results by row."""
+        # The request must not hold this session, which ends with the last reference to it.
+        reached = self._lane.while_in_reach
+        lanes = {part: cast(HubLane, part.lane) for part in messages}  # that of a part which is lost is another one
 
         def send(part: HubPart) -> None:
-            part.connection.send(op, messages[part], keep=True)
+            lanes[part].begin_call(messages[part])
 
-        def wait(part: HubPart, timeout: float | None) -> Any:
-            return read(part, lane.while_in_reach(part, timeout, part.connection.result))
+        def wait(part: HubPart, timeout: float | None) -> dict[int, Frame]:
+            keep: Decode = bytes if lanes[part].name == "shared" else _same  # which has views of its memory
+            results = reached(part, timeout, lambda left_s: lanes[part].wait_call(left_s, keep))
+            return {part.rows[row]: frame for row, frame in results.items()}
 
         self._request.begin([*messages], send, wait)
 
-    def _call_results(self, call: Call, timeout: float | None) -> dict[int, Frame]:
+    def _call_results(self, call: Call, timeout: float | None, decode: Decode) -> dict[int, Any]:
         deadline = None if timeout is None else Deadline(timeout)
         if not self._request.is_pending:
             self._ask_call(call, self._lane.present_parts(call.rows, timeout))
         results: dict[int, Frame] = {}
         for each in self._request.results(None if deadline is None else deadline.left_s()):
             results.update(each)
-        return results
+        return {row: decode(frame) for row, frame in results.items()}
 
     def set_attr(self, message: SetAttr) -> None:
         count = self.description.num_envs
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts(message.rows)}
         with self._given_up_at_error():
-            self._ask(Op.SET_ATTR, {part: each for part, each in own.items() if each is not None}, lambda *_: None)
+            self._call_parts({part: each for part, each in own.items() if each is not None})
             self._request.results(None)
         self._rebuilder.remember(message)
+
+    def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
+        return self._snapshots.ask(wanted)
 
     def observe(self) -> Reply:
         parts = self._lane.present_parts()
         with self._given_up_at_error():
-            messages = {part: Observe(part.connection.protocol.token, described=True) for part in parts}
-            self._ask(Op.OBSERVE, messages, HubPart.observed)
+            self._request.begin(parts, HubPart.ask_observed, partial(_observed, self._lane))
             observed = self._request.results(None)
         arrays = [np.concatenate(leaf) for leaf in zip(*(arrays for _, arrays in observed), strict=True)]
         self._lane.put_earlier(arrays)
@@ -199,6 +202,14 @@ class FederatedSession(VectorSession):
         elif not self.pending.closed:
             with contextlib.suppress(errors.Forked):  # it is the parent's
                 self.close(terminate=False, finish=lambda: None)
+
+
+def _same(frame: Frame) -> Frame:
+    return frame
+
+
+def _observed(lane: FederatedLane, part: HubPart, timeout: float | None) -> tuple[Observed, list[np.ndarray]]:
+    return part.observed(lane.while_in_reach(part, timeout, part.connection.result))
 
 
 def _lost(lane: FederatedLane, part: HubPart, loss: errors.EnvHubError) -> NoReturn:

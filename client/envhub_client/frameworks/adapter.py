@@ -25,7 +25,7 @@ def refuse_decided(options: Mapping[str, Any], framework: str, *names: str) -> N
 
 
 @contextmanager
-def by_value(factories: Any, *packages: str) -> Iterator[None]:
+def pickle_all(factories: Any, *packages: str) -> Iterator[None]:
     """Have cloudpickle send what factories use of these packages, if it can: else each worker imports PyTorch."""
     with ExitStack() as stack:
         for name in packages:

@@ -59,6 +59,10 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
         observations, infos = self.env.reset(seed=seed, options=options, env_ids=env_ids)
         return observations, self._batched(infos)
 
+    def restore(self, *args: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+        observations, infos = self.env.restore(*args, **options)
+        return observations, self._batched(infos)
+
     def step(self, actions: Any) -> StepReturn:
         *results, infos = self.env.step(actions)
         return (*results, self._batched(infos))

@@ -14,12 +14,13 @@ from gymnasium.spaces import Box
 from pettingzoo import ParallelEnv
 from typing_extensions import Unpack
 
-from envhub.errors import SpaceMismatch, shown
+from envhub.errors import SpaceMismatch, brief
 from envhub.values import spaces
 from envhub.values.gym_api import MULTI_AGENT
-from envhub.values.spaces import misfit
+from envhub.values.spaces import space_mismatch
 from envhub_client import make as making
 from envhub_client.envs.single_env import HubEnv
+from envhub_client.envs.snapshots import Snapshot
 from envhub_client.frames import hiding_frames
 from envhub_client.option_keywords import SessionKeywords
 
@@ -80,7 +81,7 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
         self.metadata = dict(hub_env.metadata)
         self.render_mode = hub_env.render_mode
         if not self.metadata.pop(MULTI_AGENT, False):
-            seen = shown(hub_env.observation_space, 200)
+            seen = brief(hub_env.observation_space, 200)
             raise TypeError(f"an env with the observations {seen} is no PettingZoo parallel env")
         self._keys = {agent: str(agent) for agent in hub_env.get_wrapper_attr("possible_agents")}
         self._names = {key: agent for agent, key in self._keys.items()}
@@ -106,7 +107,14 @@ class HubParallelEnv(ParallelEnv[Any, Any, Any]):
             Exception: as for ``HubVectorEnv.reset``.
         """
         self.agents = []
-        observation, info = self.hub_env.reset(seed=seed, options=options)
+        return self._begun(*self.hub_env.reset(seed=seed, options=options))
+
+    @hiding_frames
+    def restore(self, snapshot: Snapshot | str, reseed: int | None = None) -> tuple[ByAgent, ByAgent]:
+        """Go on from a snapshot that ``hub_env.snapshot`` took; results as of ``reset``."""
+        return self._begun(*self.hub_env.restore(snapshot, reseed))
+
+    def _begun(self, observation: Any, info: dict[str, Any]) -> tuple[ByAgent, ByAgent]:
         self.agents, self._was_reset = self._agents_of(info["alive"]), True
         observed = self._agents_of(info["observed"])
         return self._entries(observation, observed), self._infos(info, observed)
@@ -216,8 +224,8 @@ def _outside(space: Space[Any], action: Any, name: str) -> str:
     """The reason why the action is not in its space, empty if it is; numbers may have another dtype of their kind."""
     if spaces.contains(space, action):
         return ""
-    if why := misfit(space, action, name):
+    if why := space_mismatch(space, action, name):
         return why
     if isinstance(space, Box) and space.contains(np.asarray(action, space.dtype)):
         return ""
-    return f"{name} is {shown(action, 100)}, which is not in {shown(space, 100)}"
+    return f"{name} is {brief(action, 100)}, which is not in {brief(space, 100)}"

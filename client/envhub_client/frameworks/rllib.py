@@ -105,7 +105,7 @@ def _on_one_hub(env_config: Mapping[str, Any], worker_index: int | None) -> dict
     """The arguments, by which of several hubs the one of the env runner's number gets all envs."""
     hubs = env_config.get("hub")
     if hubs is None and isinstance(env_config.get("env", ""), str):
-        hubs = addresses.of_environment()
+        hubs = addresses.address_of_environment()
     if worker_index is None or "split" in env_config or hubs is None or not stands_for_several(hubs):
         return dict(env_config)
     return {"hub_index": worker_index, "on_hub_loss": "redistribute", **env_config}
@@ -191,17 +191,17 @@ class CutEpisodes(RLlibCallback):  # Ray has no types
             metrics_logger.log_value("whole_episode_return_mean", whole, window=SMOOTHED_EPISODES)
 
     def on_sample_end(self, *, samples: list[Any], **kwargs: Any) -> None:
-        samples[:] = [whole for episode in samples if (whole := _without_cut(episode)) is not None]
+        samples[:] = [whole for episode in samples if (whole := _drop_cut(episode)) is not None]
 
 
 def _is_cut(episode: SingleAgentEpisode) -> bool:
     return bool(episode.is_truncated and episode.get_infos(-1).get("invalid_transition"))
 
 
-def _without_cut(episode: Any) -> Any:
+def _drop_cut(episode: Any) -> Any:
     """The episode without the row that reports a crash, None if nothing is left."""
     if isinstance(episode, MultiAgentEpisode):
-        whole = {agent: _without_cut(own) for agent, own in episode.agent_episodes.items()}
+        whole = {agent: _drop_cut(own) for agent, own in episode.agent_episodes.items()}
         episode.agent_episodes = {agent: own for agent, own in whole.items() if own is not None}
         return episode if episode.agent_episodes else None
     if not _is_cut(episode):

@@ -16,8 +16,9 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import Unpack
 
 from envhub_client.envs.arguments import check_start_method
+from envhub_client.envs.snapshots import Snapshot
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.frameworks.adapter import INVALID, attributes, batched, by_value, is_composed, refuse_decided
+from envhub_client.frameworks.adapter import INVALID, attributes, batched, is_composed, pickle_all, refuse_decided
 from envhub_client.make import EnvLike, make_vec
 from envhub_client.option_keywords import MakeKeywords
 
@@ -57,7 +58,7 @@ class HubVecEnv(VecEnv):
         """
         refuse_decided(options, "Stable-Baselines3", "autoreset_mode", "info_mode")
         check_start_method(start_method)
-        with by_value(env, *PACKAGES):
+        with pickle_all(env, *PACKAGES):
             # As ``SubprocVecEnv``, which asks no env but the first one for its spaces.
             chosen: dict[str, Any] = {"observation_mode": "first", **options, "info_mode": "by_env"}
             self.envs: HubVectorEnv = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **chosen)
@@ -67,6 +68,7 @@ class HubVecEnv(VecEnv):
         except BaseException:
             self.envs.close(terminate=True)
             raise
+        self._restore: Callable[[], tuple[Any, dict[Any, Any]]] | None = None  # in place of the next reset
         self._has_action_parts = is_composed(self.action_space)
         parts = (
             self.observation_space.values() if isinstance(self.observation_space, Dict) else [self.observation_space]
@@ -80,11 +82,21 @@ class HubVecEnv(VecEnv):
         options = [each or None for each in self._options] if any(self._options) else None
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         self.envs.drop_pending()  # a step that Ctrl-C kept from being waited for
-        observations, infos = self.envs.reset(seed=seeds, options=options)
+        restore, self._restore = self._restore, None
+        observations, infos = self.envs.reset(seed=seeds, options=options) if restore is None else restore()
         self.reset_infos = [infos.get(row, {}) for row in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
         return self._stacked(observations)
+
+    def reset_to(
+        self, snapshot: Snapshot | str, source: int | Sequence[int] | None = None, reseed: int | None = None
+    ) -> None:
+        """Have the next ``reset``, such as that of ``learn``, restore all envs as ``HubVectorEnv.restore`` does.
+
+        SB3's wrappers around this object, such as ``VecFrameStack``, are reset then: they are in no snapshot.
+        """
+        self._restore = functools.partial(self.envs.restore, snapshot, range(self.num_envs), source, reseed)
 
     def step_async(self, actions: np.ndarray) -> None:
         self.envs.drop_pending()  # as in ``reset``
@@ -139,7 +151,7 @@ class HubVecEnv(VecEnv):
     def _rows(self, indices: VecEnvIndices) -> list[int]:
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
-    def _of_each(self, indices: VecEnvIndices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+    def _per_env(self, indices: VecEnvIndices, ask: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
         """Results of ``ask`` for the envs of ``indices``, in which one may come twice."""
         rows = self._rows(indices)
         if not rows:
@@ -152,7 +164,7 @@ class HubVecEnv(VecEnv):
         return all(self.envs.has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        return self._of_each(indices, functools.partial(attributes, self.envs, attr_name))
+        return self._per_env(indices, functools.partial(attributes, self.envs, attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         if rows := sorted(set(self._rows(indices))):
@@ -161,12 +173,12 @@ class HubVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        return self._of_each(
+        return self._per_env(
             indices, lambda rows: self.envs.call_some(rows, method_name, *method_args, **method_kwargs)
         )
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        return self._of_each(indices, functools.partial(self.envs.is_wrapped, wrapper_class))
+        return self._per_env(indices, functools.partial(self.envs.is_wrapped, wrapper_class))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         if self.render_mode != "rgb_array":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from envhub.errors import env_of
 from envhub.values.spaces import SpacesDiffer
 from envhub.vector_errors import NothingPending
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.frameworks.adapter import INVALID, attributes, batched, by_value, call, is_composed, refuse_decided
+from envhub_client.frameworks.adapter import INVALID, attributes, batched, call, is_composed, pickle_all, refuse_decided
 from envhub_client.make import EnvLike, make_vec
 from envhub_client.option_keywords import MakeKeywords
 
@@ -46,7 +47,7 @@ class TianshouVectorEnv(BaseVectorEnv):
     ``failures`` says why. (The ``envhub.EnvFailure`` itself is in no info: where other infos have none, tianshou takes
     the gap for NaN.) The next ``reset`` of the env finds it working. ``ValidReplayBuffer`` draws no such step.
 
-    An env is reset in the step that ends its episode, and the next ``reset`` returns what that has shown. So an env
+    An env is reset in the step that ends its episode, and the next ``reset`` returns its results. So an env
     that is stepped after its episode's end, without a ``reset``, is in its next episode.
 
     Attributes:
@@ -92,7 +93,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             if num_envs not in (None, count):
                 raise ValueError(f"num_envs={num_envs} and {count} factories")
         self.is_closed = True
-        with by_value(env_fns, "tianshou"):
+        with pickle_all(env_fns, "tianshou"):
             self.envs = _made(env_fns, count, options)
         self.is_closed = False
         self.env_num = self.wait_num = count
@@ -102,8 +103,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         self.failures: dict[int, EnvFailure] = {}
         self._flat_actions = not is_composed(self.envs.single_action_space)
         self._space_seeds: list[int | None] = [None] * count
-        # What the resets of envs have shown whose episodes have ended since: observations and infos, by env.
-        self._shown: dict[int, tuple[Any, dict[str, Any]]] = {}
+        # Results of the resets of envs whose episodes have ended since: observations and infos, by env.
+        self._reset_results: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._under_way = False  # whether an error or Ctrl-C may have left a step of some envs
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
@@ -133,30 +134,34 @@ class TianshouVectorEnv(BaseVectorEnv):
         return self.ready_id if id is None else [range(self.env_num)[index] for index in self._wrap_id(id)]
 
     def reset(
-        self, env_id: Ids = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, env_id: Ids = None, *, seed: int | None = None, options: dict[str, Any] | None = None, **restore: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Reset every env, or these, each with this seed and these options; one that comes twice is reset once."""
+        """Reset every env, or these, each with this seed and these options; one that comes twice is reset once.
+
+        With ``snapshot``, and the other arguments of ``HubVectorEnv.restore``, they are restored.
+        """
         rows = self._rows(env_id)
         if not rows:
             raise ValueError("reset needs the number of an env")
-        if seed is not None or options is not None:
+        if seed is not None or options is not None or restore:
             self._forget(rows)
-        if due := sorted({row for row in rows if row not in self._shown}):
+        if to_reset := sorted({row for row in rows if row not in self._reset_results}):
             seeds = None if seed is None else [seed] * self.env_num
-            observations, by_env = self.envs.reset(seed=seeds, options=options, env_ids=due)
+            begin = self.envs.restore if restore else functools.partial(self.envs.reset, seed=seeds, options=options)
+            observations, by_env = begin(**restore, env_ids=to_reset)
             batch = _stacked(self.envs, observations)
-            for row in due:
+            for row in to_reset:
                 self._take_failure(row, info := by_env.get(row, {}))
-                self._shown[row] = batch[row], info
-        shown = [self._shown[row] for row in rows]
+                self._reset_results[row] = batch[row], info
+        results = [self._reset_results[row] for row in rows]
         self._forget(rows)
         infos = np.empty(len(rows), object)
-        infos[:] = [info for _, info in shown]
-        return _stacked(self.envs, [observation for observation, _ in shown]), infos
+        infos[:] = [info for _, info in results]
+        return _stacked(self.envs, [observation for observation, _ in results]), infos
 
     def _forget(self, rows: Iterable[int]) -> None:
         for row in rows:
-            self._shown.pop(row, None)
+            self._reset_results.pop(row, None)
 
     def seed(self, seed: int | Sequence[int | None] | None = None) -> list[Any]:
         """Seed every env, and what is returned as its action space; ``i`` is ``[i, i + 1, ...]``."""
@@ -204,12 +209,12 @@ class TianshouVectorEnv(BaseVectorEnv):
         rewards, terminations, truncations = flags
         if (ended := np.flatnonzero(terminations | truncations)).size:
             each = list(observations)
-            for place in ended.tolist():
-                row, info = rows[place], infos[place]
+            for index in ended.tolist():
+                row, info = rows[index], infos[index]
                 last, final = info.pop("final_obs"), info.pop("final_info")
                 if INVALID not in info:  # else the next reset makes sure that the env is there again
-                    self._shown[row], infos[place] = (each[place], info), final
-                each[place] = last
+                    self._reset_results[row], infos[index] = (each[index], info), final
+                each[index] = last
             observations = _stacked(self.envs, each)
         for index, info in zip(rows if id is None else self._wrap_id(id), infos, strict=True):
             info["env_id"] = index
@@ -247,7 +252,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
 def _made(env_fns: EnvLike, num_envs: int, options: Mapping[str, Any]) -> HubVectorEnv:
     """These envs; made again where they show that their spaces have not one structure, for which batches need it."""
-    # What resets have shown is returned later, so it is no view.
+    # Results of resets are returned later, so it is no view.
     decided = {**options, "autoreset_mode": AutoresetMode.SAME_STEP, "info_mode": "by_env", "copy": True}
     try:
         return make_vec(env_fns, num_envs, **{"observation_mode": "first", **decided})

@@ -74,6 +74,9 @@ class HubTorchEnv(GymWrapper):
 
     Rewards have the axes of the env's ``reward_space``, if it has one: their spec has the shape ``(num_envs, *axes)``.
 
+    ``reset(snapshot=...)`` restores the envs that it is for, with ``source`` and ``reseed`` as ``HubVectorEnv.restore``
+    has them, and so does ``reset`` of a ``Collector``; ``snapshot`` takes one.
+
     Any envs can be reset at any time, as with ``AutoresetMode.DISABLED``, and with the same results. A step raises
     ``gymnasium.error.ResetNeeded`` where an episode has ended and the env was not reset.
 
@@ -90,7 +93,7 @@ class HubTorchEnv(GymWrapper):
         env.info_mode = "by_env"
         super().__init__(env=env, **options)
         self.failures: dict[int, EnvFailure] = {}
-        self._shown = _Shown(np.zeros(env.num_envs, bool))
+        self._seen = _Shown(np.zeros(env.num_envs, bool))
 
     def _make_specs(self, env: HubVectorEnv, batch_size: Any = None) -> None:
         super()._make_specs(env, batch_size)
@@ -99,13 +102,13 @@ class HubTorchEnv(GymWrapper):
         self.observation_spec[INVALID] = Binary(shape=(env.num_envs, 1), dtype=torch.bool, device=self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        shown = self._shown
-        if shown.fresh.any():  # such as by a transform that repeats steps
-            ended = np.flatnonzero(shown.fresh).tolist()
+        seen = self._seen
+        if seen.fresh.any():  # such as by a transform that repeats steps
+            ended = np.flatnonzero(seen.fresh).tolist()
             raise ResetNeeded(f"the episodes of envs {ended} have ended: reset them before the next step")
-        shown.fresh, shown.cut, shown.reset_infos = np.zeros_like(shown.fresh), False, {}
+        seen.fresh, seen.cut, seen.reset_infos = np.zeros_like(seen.fresh), False, {}
         observations, rewards, terminations, truncations, infos = self._env.step(self._actions(tensordict))
-        shown.observations = observations
+        seen.observations = observations
         dones = terminations | truncations
         invalid = np.zeros_like(dones)
         if dones.any():
@@ -113,7 +116,7 @@ class HubTorchEnv(GymWrapper):
             ends = [infos[row].pop("final_obs") for row in rows]
             for row in rows:
                 self._end(row, infos, invalid)
-            shown.fresh, shown.cut = dones & ~invalid, bool(invalid.any())
+            seen.fresh, seen.cut = dones & ~invalid, bool(invalid.any())
             observations = _replaced(self._env.single_observation_space, observations, rows, ends)
         others = {
             "reward": self._rewards(rewards),
@@ -131,14 +134,14 @@ class HubTorchEnv(GymWrapper):
             slowly: tuple[TensorDictBase, TensorDictBase] = super().step_and_maybe_reset(tensordict)
             return slowly
         tensordict.set("next", self._step(tensordict))
-        root, shown = self.step_mdp(tensordict), self._shown
-        if shown.cut or self.info_dict_reader:
+        root, seen = self.step_mdp(tensordict), self._seen
+        if seen.cut or self.info_dict_reader:
             root = self.maybe_reset(root)
-        elif shown.fresh.any():
-            going_on = torch.zeros(len(shown.fresh), 1, dtype=torch.bool)
+        elif seen.fresh.any():
+            going_on = torch.zeros(len(seen.fresh), 1, dtype=torch.bool)
             flags = {key: going_on.clone() for key in ("done", "terminated", "truncated")}
-            root.update({**self.read_obs(shown.observations), **flags})
-            shown.fresh = np.zeros_like(shown.fresh)
+            root.update({**self.read_obs(seen.observations), **flags})
+            seen.fresh = np.zeros_like(seen.fresh)
         return tensordict, root
 
     def _rewards(self, rewards: np.ndarray) -> torch.Tensor:
@@ -162,7 +165,7 @@ class HubTorchEnv(GymWrapper):
             if failure := info.get("env_failure"):
                 self.failures[row] = failure
         else:
-            self._shown.reset_infos[row], infos[row] = info, final
+            self._seen.reset_infos[row], infos[row] = info, final
 
     def _tensors(self, observations: Any, infos: dict[int, dict[str, Any]], others: dict[str, Any]) -> TensorDict:
         tensors = TensorDict({**self.read_obs(observations), **others}, self.batch_size)
@@ -180,14 +183,15 @@ class HubTorchEnv(GymWrapper):
         wanted = None if tensordict is None else tensordict.get("_reset", None)
         mask = np.ones(self._env.num_envs, bool) if wanted is None else wanted.reshape(-1).cpu().numpy()
         # What a step has reset is not reset once more, so that a seed means the same as without autoreset.
-        shown = self._shown
-        due = mask if kwargs else mask & ~shown.fresh
-        infos = {row: info for row, info in shown.reset_infos.items() if mask[row]}
-        if due.any():
-            shown.observations, reset_infos = self._env.reset(**kwargs, env_ids=np.flatnonzero(due))
+        seen = self._seen
+        to_reset = mask if kwargs else mask & ~seen.fresh
+        infos = {row: info for row, info in seen.reset_infos.items() if mask[row]}
+        if to_reset.any():
+            begin = self._env.restore if "snapshot" in kwargs else self._env.reset
+            seen.observations, reset_infos = begin(**kwargs, env_ids=np.flatnonzero(to_reset))
             infos |= reset_infos
-        shown.fresh = shown.fresh & ~mask
-        return self._tensors(shown.observations, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
+        seen.fresh = seen.fresh & ~mask
+        return self._tensors(seen.observations, infos, {INVALID: torch.zeros(len(mask), 1, dtype=torch.bool)})
 
 
 def _column(values: np.ndarray) -> torch.Tensor:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from envhub.protocol.messages import Reset
+from envhub.protocol.messages import Call, Reset, SetAttr
+from envhub.protocol.prelude import Frame
 from envhub.values import codec
 from envhub.values.info_columns import Template
 from envhub.values.leaf import Leaf
+
+Decode = Callable[[Frame], Any]  # of a result of a call, which may be a view that holds only until it returns
 
 
 class InfoGroup(NamedTuple):
@@ -32,6 +36,9 @@ class Batch(NamedTuple):
     rows: list[tuple[int, bytes]]
     groups: list[InfoGroup]  # the other infos
     env_ids: np.ndarray | None = None  # ascending; None for all envs
+
+
+new_batch: Callable[[tuple[Any, ...]], Batch] = partial(tuple.__new__, Batch)  # of all fields, without a Python call
 
 
 class Lane(Protocol):
@@ -87,24 +94,19 @@ class Lane(Protocol):
     def are_outstanding(self) -> np.ndarray: ...
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs only, with an array per action leaf; ``confirm_rows`` waits for the hub's reply.
+        """Begin a step of these envs only, with an array per action leaf; several may be under way.
 
-        ``ValueError`` if one is under way, or others are with actions of a dtype of another size. Several hubs are all
-        asked before one is waited for: where one refuses, its envs have not moved, and the others have.
+        ``ValueError`` if an env is under way, or others are with actions of a dtype of another size. What a hub refuses
+        is an error in place of the envs' results. An interrupt may come before anything was sent: ``settle`` knows, and
+        then the envs are not outstanding.
         """
 
-    def confirm_rows(self, timeout: float | None) -> None:
-        """Wait until the hub has begun what ``begin_rows`` sent, if anything is not confirmed; errors as there, too.
+    def done_rows(self, min_envs: int = 1) -> int:
+        """Number of outstanding envs whose results have come, which ``wait_rows`` returns at once.
 
-        An interrupt of ``begin_rows`` may have come before anything was sent: then the envs are not outstanding. After
-        ``HubTimeout`` it can be waited for again.
+        Results are asked for, without a wait: those of at least ``min_envs``, as the next ``wait_rows`` may want.
+        Errors as there.
         """
-
-    def ask_rows(self) -> None:
-        """Have the results of the outstanding envs sent as soon as they are done, without a wait for them."""
-
-    def done_rows(self) -> int:
-        """Number of outstanding envs whose results have come, which ``wait_rows`` returns at once, or raises."""
 
     def descriptors(self) -> Sequence[int]:
         """Descriptors of which one becomes readable when ``done_rows`` may return more than it did last.
@@ -128,23 +130,45 @@ class Lane(Protocol):
         """
 
 
+class HubLane(Lane, Protocol):
+    """Lane to one hub, which calls envs, too: one call, reset or step is under way at a time."""
+
+    def begin_call(self, message: Call | SetAttr) -> None:
+        """Begin a call of its rows, or of all rows if it names none, or to set an attribute."""
+
+    def wait_call(self, timeout: float | None, decode: Decode) -> dict[int, Any]:
+        """The decoded result of each row that was called; errors as for ``wait``. Where attributes are set, any."""
+
+
+def checked_item_sizes(
+    sent: np.ndarray, env_ids: np.ndarray, arrays: Sequence[np.ndarray], outstanding_sizes: list[int]
+) -> list[int]:
+    """The sizes of the actions' items; ``ValueError`` if a hub would refuse these envs, as ``Lane.begin_rows`` says."""
+    if sent[env_ids].any():
+        raise ValueError(f"envs {env_ids[sent[env_ids]].tolist()} are under way; receive them first")
+    item_sizes = [array.dtype.itemsize for array in arrays]
+    if sent.any() and item_sizes != outstanding_sizes:
+        raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
+    return item_sizes
+
+
 def invalid_rows(batch: Batch) -> np.ndarray:
     """Mask of the rows of a step's batch whose results are no transition of their env, as their infos say."""
     assert batch.rewards is not None
     invalid = np.zeros(len(batch.rewards), bool)
     for row, blob in batch.rows:
-        place = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
+        index = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
         try:
             info = codec.decode_leniently(blob)[0] if blob else {}
             if isinstance(info, list):  # an info that came with observations of no fixed size
                 info = codec.decode_leniently(info[1])[0] if info[1] else {}
-            invalid[place] = bool(info.get("invalid_transition"))
+            invalid[index] = bool(info.get("invalid_transition"))
         except (ValueError, TypeError, LookupError, AttributeError):
             continue  # it breaks the protocol, which is found when the batch is read
     return invalid
 
 
-def with_earlier(batch: Batch, chosen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
+def put_earlier(batch: Batch, chosen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
     """The batch of some rows; in the ``chosen`` ones with earlier observations, an array of all rows for each leaf."""
     assert batch.env_ids is not None
     observations = [leaf.copy() for leaf in batch.observations]

@@ -1,8 +1,8 @@
-"""The shared lane: on the hub's machine the client steps in the session's memory and wakes the workers itself.
+"""The shared lane: on the hub's machine the client posts in the session's memory and wakes the workers itself.
 
-The hub is off the path of a step. It supervises the workers and carries out all other requests, and drives while it
-does. An env's exception, a large info and the end of a worker are reported to the hub, which is asked for them over the
-wire.
+The hub is off the path of a step, a reset and a call. It supervises the workers, and drives for what does not fit the
+arena. An env's exception, a large info and the end of a worker are reported to the hub, which is asked for them over
+the wire.
 """
 
 from __future__ import annotations
@@ -14,22 +14,38 @@ import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NoReturn, cast
+from operator import itemgetter
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from envhub.arena.layout import Layout
-from envhub.arena.memory import DRIVER_CLIENT, OP_STEP, STATUS_RAISED, Arena, ArenaDriver
+from envhub.arena.memory import (
+    CALLS,
+    DRIVER_CLIENT,
+    OP_CALL,
+    OP_OUT_OF_BAND,
+    OP_PART,
+    OP_RESET,
+    OP_SET_ATTR,
+    OP_STEP,
+    STATUS_RAISED,
+    STEPS,
+    Arena,
+    ArenaDriver,
+    StepTimes,
+)
 from envhub.arena.spin import HAS_FENCE, RING, Spinner
 from envhub.errors import EnvRaised, HubLost, HubTimeout, hub_at, of_hub
 from envhub.protocol import messages
-from envhub.protocol.messages import VIEWED_BYTES, Collect, Op, Reset
+from envhub.protocol.messages import VIEWED_BYTES, Call, Collect, Op, Reset, SetAttr
+from envhub.values.info_columns import Rows
 from envhub.values.leaf import Leaf
 from envhub_client.connection.connection import CHECK_S, Connection
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
-from envhub_client.lanes.base import Batch, InfoGroup
+from envhub_client.lanes.base import Batch, Decode, InfoGroup, new_batch
 from envhub_client.lanes.wire import InfoTemplates, WireLane
 
 PARK_S = CHECK_S  # at a time: a lost connection is reported while a long step goes on
@@ -39,7 +55,7 @@ log = logging.getLogger("envhub")
 
 
 class Begun(Enum):
-    """Progress of the reset or step that was begun last."""
+    """Progress of the reset, step or call that was begun last."""
 
     BY_HUB = 1  # the hub drives it; its reply comes by the wire lane
     POSTED = 2  # the client drives it; the arena's words are being written, and the workers are not rung yet
@@ -47,7 +63,7 @@ class Begun(Enum):
 
 
 class SharedLane:
-    """Steps in the arena, and without ``copy`` returns its slots; everything else goes by the wire lane."""
+    """Posts in the arena, and without ``copy`` returns its slots; what does not fit there goes by the wire lane."""
 
     name = "shared"
 
@@ -58,7 +74,10 @@ class SharedLane:
         templates: InfoTemplates,
         attachment: Attachment,
         arena: Arena,
+        has_object_leaves: bool = False,
     ) -> None:
+        """Post in this arena; with ``has_object_leaves`` calls go by the hub, which copies the objects before."""
+        self._has_object_leaves = has_object_leaves
         self.num_envs, self.leaves = wire.num_envs, wire.leaves
         self._wire = wire
         self._connection = connection
@@ -73,16 +92,19 @@ class SharedLane:
         self._poller.register(self._bell, select.EPOLLIN | select.EPOLLET)
         self._poller.register(attachment.side, select.EPOLLIN)
         self._copies = memoryview(b"")  # of large infos
-        self._begun = Begun.BY_HUB
-        self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
+        self._begun, self._op = Begun.BY_HUB, OP_STEP
+        self._times, self._steps, self._posted_ns = StepTimes(arena.step_ns.data), 0, 0  # seen by the hub's operator
+        self._called: list[int] = []  # rows of the last call
+        self._packed: tuple[object, bytes] = (None, b"")  # the last reset or call, and its encoding
+        self._unrung: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         self._last: list[np.ndarray] | None = None  # copies of what was returned last, where the slots may not hold it
         connection.on_close(self.close)
         connection.on_idle(self._let_go_if_revoked)
 
     def settle(self) -> bool:
-        if self._unconfirmed is not None:
-            self.confirm_rows(None)
+        if self._unrung is not None:
+            self._ring_rows()
         outstanding = 1 in self._driver.sent
         if not outstanding and not self._arena.quiescent():
             with self._connection.in_use:
@@ -97,25 +119,70 @@ class SharedLane:
     def breach(self, row: int, what: str) -> NoReturn:
         raise self._connection.breach(what)
 
+    def _encoded(self, message: Reset | Call | SetAttr) -> bytes:
+        if message != self._packed[0]:  # programs repeat their requests
+            self._packed = message, messages.pack(message)
+        return self._packed[1]
+
     def begin_reset(self, reset: Reset) -> None:
-        self._leave_to_hub()
-        self._wire.begin_reset(reset)
+        if not self._post_message(OP_RESET, self._encoded(reset)):
+            self._leave_to_hub()
+            self._wire.begin_reset(reset)
+
+    def begin_call(self, message: Call | SetAttr) -> None:
+        op = OP_CALL if isinstance(message, Call) else OP_SET_ATTR
+        if self._has_object_leaves or not self._post_message(op, self._encoded(message), message.rows):
+            self._leave_to_hub()
+            self._wire.begin_call(message)
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         if out_of_band:
-            self._leave_to_hub()
-            self._wire.begin_step(codes, arrays, out_of_band)
+            if not self._post_message(OP_OUT_OF_BAND, out_of_band, (), codes, arrays):
+                self._leave_to_hub()
+                self._wire.begin_step(codes, arrays, out_of_band)
             return
         connection = self._connection
         with connection.in_use:
-            due = time.monotonic_ns() >= connection.check_ns
-            if due or connection.protocol.unsettled or not self._arena.client_may_post:
+            self._posted_ns = time.monotonic_ns()
+            needs_check = self._posted_ns >= connection.check_ns
+            if needs_check or connection.protocol.unsettled or not self._arena.client_may_post:
                 self._prepare()
             if self._unreturned:
                 self._keep_last()
-            self._begun, self._unreturned = Begun.POSTED, True
+            self._begun, self._op, self._unreturned = Begun.POSTED, OP_STEP, True
             self._driver.post(OP_STEP, codes, arrays)
             self._ring(self._bells)
+
+    def _post_message(
+        self,
+        op: int,
+        message: bytes,
+        rows: Sequence[int] = (),
+        codes: bytes = b"",
+        arrays: Sequence[np.ndarray] = (),
+    ) -> bool:
+        """Post a request with a message, a call of these rows or of all; False if it does not fit the arena."""
+        with self._connection.in_use:
+            self._posted_ns = time.monotonic_ns()
+            needs_check = self._posted_ns >= self._connection.check_ns
+            if needs_check or self._connection.protocol.unsettled or not self._arena.client_may_post:
+                self._prepare()
+            if not self._arena.put_message(message):
+                return False
+            if op in CALLS:
+                self._begun, self._op = Begun.POSTED, op
+                self._called = self._driver.post_call(op, rows)
+                self._ring(self._bells_of(self._called))
+                return True
+            if self._unreturned:
+                self._keep_last()
+            self._begun, self._op, self._unreturned = Begun.POSTED, op, True
+            self._driver.post(op, codes, arrays)
+            self._ring(self._bells)
+        return True
+
+    def _bells_of(self, rows: Iterable[int]) -> list[int]:
+        return [self._bells[worker] for worker in {row % len(self._bells) for row in rows}]
 
     def _leave_to_hub(self) -> None:
         self._keep_last()
@@ -127,6 +194,8 @@ class SharedLane:
         self._tend()
         self._regain_drive()
         if not self._arena.client_may_post:
+            for _ in range(2):  # it ends the session after the first answer, and then says why
+                self._ask_hub([], None)
             text = f"{hub_at(self._connection.address)} is shutting down"
             raise of_hub(HubLost(text), self._connection.hub)
 
@@ -158,24 +227,24 @@ class SharedLane:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         with self._connection.in_use:
-            self.confirm_rows(None)
+            self._ring_rows()
             self._prepare()
             if self._unreturned:
                 self._keep_last()
-            self._unconfirmed = env_ids, self.progress
-            self._begun = Begun.POSTED
+            self._unrung = env_ids, self.progress
+            self._begun, self._op = Begun.POSTED, OP_PART
             self._driver.post_rows(env_ids, codes, arrays)
-            self.confirm_rows(None)
+            self._ring_rows()
 
-    def confirm_rows(self, timeout: float | None) -> None:
+    def _ring_rows(self) -> None:
         # An interrupt came between the words and the rings, if anything is left to be done.
-        if self._unconfirmed is None:
+        if self._unrung is None:
             return
-        env_ids, before = self._unconfirmed
+        env_ids, before = self._unrung
         if self.progress != before:
-            self._driver.note_sent(env_ids)
-            self._ring(self._bells[worker] for worker in np.unique(env_ids % len(self._bells)))
-        self._unconfirmed = None
+            self._driver.mark_sent(env_ids)
+            self._ring(self._bells_of(env_ids.tolist()))
+        self._unrung = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         try:
@@ -191,15 +260,11 @@ class SharedLane:
             env_ids, raised = driver.ready()
             if raised is not None:
                 self._ask_hub([raised], deadline)
-            rows, large = driver.infos(env_ids)
-            rows.update(self._ask_hub(large, deadline) if large else ())
-            groups = self._templates.read(self._arena.columns(env_ids), deadline)
-            return Batch(*driver.results(env_ids), sorted(rows.items()), groups, env_ids)
+            small, large = driver.infos(env_ids)
+            rows, columns = self._with_large([*small.items()], self._arena.columns(env_ids), large, deadline)
+            return Batch(*driver.results(env_ids), rows, self._templates.read(columns, deadline), env_ids)
 
-    def ask_rows(self) -> None:
-        """Do nothing: workers tell by themselves."""
-
-    def done_rows(self) -> int:
+    def done_rows(self, min_envs: int = 1) -> int:
         with self._connection.in_use:
             events = self._poller.poll(0)  # before the words: a ring after this wakes the next wait
             self._check_hub(events, None)
@@ -223,19 +288,19 @@ class SharedLane:
 
     def taken(self, env_ids: np.ndarray) -> None:
         arena = self._arena
-        is_shown = (arena.status[env_ids] != STATUS_RAISED) & (arena.done[env_ids] == arena.request[env_ids])
-        shown = env_ids[is_shown]
-        if len(shown) < len(env_ids):
+        is_new = (arena.status[env_ids] != STATUS_RAISED) & (arena.done[env_ids] == arena.request[env_ids])
+        new = env_ids[is_new]
+        if len(new) < len(env_ids):
             self._keep_last()
         if self._last is not None:
-            slots = arena.done[shown] & 1
+            slots = arena.done[new] & 1
             for last, leaf in zip(self._last, arena.observations, strict=True):
-                last[shown] = leaf[slots, shown]
+                last[new] = leaf[slots, new]
         self._driver.taken(env_ids)
 
     @property
     def progress(self) -> tuple[int, ...]:
-        return int(np.add.reduce(self._arena.request)), *self._wire.progress
+        return int(np.add.reduce(self._arena.request)), self._connection.protocol.last_seq
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         if self._begun is Begun.BY_HUB:
@@ -246,7 +311,7 @@ class SharedLane:
             deadline = None if timeout is None else Deadline(timeout)
             self._await(deadline)
             arena, driver = self._arena, self._driver
-            rows, groups = self._infos(deadline) if arena.noted() else ([], [])
+            rows, groups = self._infos(deadline) if arena.has_infos() else ([], [])
             observations: Sequence[np.ndarray] = driver.observations()
             if into is not None:
                 for array, leaf in zip(into, observations, strict=True):
@@ -255,17 +320,45 @@ class SharedLane:
             elif self._wire.copy and not driver.mixed:
                 observations = [*map(np.ndarray.copy, observations)]
             self._last, self._unreturned = None, False
+            if self._op == OP_RESET:
+                return Batch(observations, None, None, None, rows, groups)
             results = arena.rewards.copy(), arena.terminations.copy(), arena.truncations.copy()
-            return Batch(observations, *results, rows, groups)
+            self._steps += 1
+            if self._steps >= self._times.next_step:
+                self._times.keep(self._steps, time.monotonic_ns() - self._posted_ns)
+            return new_batch((observations, *results, rows, groups, None))
+
+    def wait_call(self, timeout: float | None, decode: Decode) -> dict[int, Any]:
+        if self._begun is Begun.BY_HUB:
+            return self._wire.wait_call(timeout, decode)
+        with self._connection.in_use:  # the hub has the memory taken away only when this is not in use
+            deadline, arena = None if timeout is None else Deadline(timeout), self._arena
+            self._await(deadline)
+            blobs = {row: arena.result(row) for row in self._called}
+            if missing := [row for row, blob in blobs.items() if blob is None]:
+                blobs.update(self._ask_hub(missing, deadline))
+            return {row: decode(blob or b"") for row, blob in blobs.items()}
 
     def _infos(self, deadline: Deadline | None) -> tuple[list[tuple[int, bytes]], list[InfoGroup]]:
         """The infos of a step; the hub is asked for the large ones, and for what an env raised."""
         arena = self._arena
         small, columns = arena.all_infos()
         rows = self._copied(small)
-        if arena.info_form() is None and (left := np.flatnonzero(arena.said_by_channel()).tolist()):
-            rows = sorted([*rows, *self._ask_hub(left, deadline)])
+        if large := arena.sent_by_channel():
+            rows, columns = self._with_large(rows, columns, large, deadline)
         return rows, self._templates.read(columns, deadline)
+
+    def _with_large(
+        self, rows: list[tuple[int, bytes]], columns: list[Rows], large: list[int], deadline: Deadline | None
+    ) -> tuple[list[tuple[int, bytes]], list[Rows]]:
+        """The infos by row, ascending, and those in columns, with the ``large`` ones that the hub is asked for."""
+        templates = self._arena.info_template.tolist()
+        for row, blob in self._ask_hub(large, deadline) if large else ():
+            if templates[row] > 0:  # they are in a place that this process has not mapped
+                columns.append(Rows(templates[row], np.array([row]), np.frombuffer(blob, np.uint8)[np.newaxis]))
+            else:
+                rows.append((row, blob))
+        return sorted(rows, key=itemgetter(0)), columns
 
     def _copied(self, infos: Sequence[tuple[int, memoryview]]) -> list[tuple[int, bytes]]:
         """Copies of these infos; large ones are in memory that the next step uses again, for new memory is slow."""
@@ -307,7 +400,8 @@ class SharedLane:
                     break
                 self._check_hub(events, deadline)
                 if deadline is not None and not left_s:
-                    late = f"the envs did not finish their step within {seconds_text(deadline.timeout)} s"
+                    verb = "step" if self._op in STEPS else "reset" if self._op == OP_RESET else "call"
+                    late = f"the envs did not finish their {verb} within {seconds_text(deadline.timeout)} s"
                     text = f"{late}; it can be waited for again"
                     raise of_hub(HubTimeout(text), self._connection.hub)
         if not HAS_FENCE:
@@ -333,7 +427,7 @@ class SharedLane:
 
     def close(self) -> None:
         self._poller.close()
-        self._arena = self._driver = None  # type: ignore[assignment]
+        self._arena = self._driver = self._times = None  # type: ignore[assignment]
 
     def _fail_as_revoked(self, deadline: Deadline | None = None) -> NoReturn:
         self._let_go_if_revoked()
@@ -343,15 +437,20 @@ class SharedLane:
 
 
 def shared_lane(
-    wire: WireLane, connection: Connection, templates: InfoTemplates, ticket: bytes, actions: Sequence[Leaf]
+    wire: WireLane,
+    connection: Connection,
+    templates: InfoTemplates,
+    ticket: bytes,
+    actions: Sequence[Leaf],
+    has_object_leaves: bool,
 ) -> SharedLane | None:
-    """The shared lane to the session that the ticket is of; None where it cannot be had."""
+    """The shared lane to the session that the ticket is of; None where the hub grants none."""
     attachment = Attachment()
     connection.on_close(attachment.close)
     try:
         attachment.open(connection.local_sockets, ticket)
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
-        return SharedLane(wire, connection, templates, attachment, attachment.arena(layout))
+        return SharedLane(wire, connection, templates, attachment, attachment.arena(layout), has_object_leaves)
     except (OSError, ValueError) as error:
         log.debug("no shared lane to %s: %s", hub_at(connection.address), error)
         attachment.close()

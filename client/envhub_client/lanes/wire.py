@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from envhub.errors import HubTimeout, RequestRefused
+from envhub.errors import EnvHubError, HubTimeout, RemoteProtocolError, RequestRefused
 from envhub.protocol import messages
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Failure, Op, Receive, Reset, Send, Step, TemplatesRequest
+from envhub.protocol.messages import Call, Failure, Op, Receive, Reset, Send, SetAttr, Step, TemplatesRequest
 from envhub.protocol.prelude import Frame
 from envhub.values import codec
 from envhub.values.actions import split_results
@@ -23,7 +23,7 @@ from envhub.values.leaf import Leaf
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline, answer_timeout
-from envhub_client.lanes.base import Batch, InfoGroup, joined
+from envhub_client.lanes.base import Batch, Decode, InfoGroup, checked_item_sizes, joined, new_batch
 
 # Up to here, copying a received frame costs less than keeping alive the whole receive buffer that it is part of.
 KEEP_BYTES = 1 << 16
@@ -32,15 +32,12 @@ TEMPLATES_MAX = 4096  # forms of infos; beyond that all are forgotten, and those
 _Field = tuple[np.dtype[Any], tuple[int, ...], int]  # dtype, shape and size in bytes of a batch of a leaf
 
 
-class _Inbox(NamedTuple):
-    """Results that arrived and were not returned; replaced as a whole, as no interrupt must come between its fields."""
+class _Part(NamedTuple):
+    """Results of some envs, or the error in their place."""
 
-    parts: tuple[Batch, ...] = ()  # results of some envs, which came before there were enough
-    unread: Reply | None = None  # a reply that is being read, for which the hub may have to be asked for more
-    read: Reply | None = None  # the last reply of which a part was made
-
-
-_EMPTY = _Inbox()
+    env_ids: np.ndarray
+    batch: Batch | None
+    error: Exception | None = None
 
 
 class WireLane:
@@ -65,39 +62,55 @@ class WireLane:
         self._fields = _fields(leaves, num_envs)
         zeros = [(shape, dtype) for dtype, shape, _ in self._fields]
         self._buffers = None if copy else [[np.zeros(*wanted) for wanted in zeros] for _ in range(2)]
-        self._turn = 0
+        self._buffer_index = 0
         self._step = Step(b"")  # the last one's codes, which mostly are the next one's, too
+        self._call: Call | SetAttr = Call("", b"")  # the last one
         self._sent_bytes = bytearray(num_envs)
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
-        self._into: Sequence[np.ndarray] | None = None  # arrays for the observations that are waited for
-        # Envs of a SEND that may have no reply yet, or may not have been sent, and progress before it.
-        self._unconfirmed: tuple[np.ndarray, tuple[int, ...]] | None = None
-        self._inbox = _EMPTY
+        self._begun_rows: tuple[np.ndarray, tuple[int, ...]] | None = None  # to be sent, and progress before
+        self._rows_of: dict[int, np.ndarray] = {}  # of each SEND whose reply was not read, by seq
+        self._parts: dict[int, _Part] = {}  # that came and were not taken, by the seq of the request
+        self._wanted = 0  # how many results the last wait wanted, as the next one may
+        self._min_envs = 0  # how many the hub waits for
+        self._item_sizes: list[int] = []  # of the actions of the outstanding envs
+        self._reply: Reply | None = None  # to the reset or step of all envs, for whose infos the hub may be asked more
         self._templates = templates
         self._decompress = decompressor(compression) if compression else None
         self.keeps_last = keeps_last
         self._last: list[np.ndarray] | None = None  # of each leaf, as they came; None before the first ones
 
     def settle(self) -> bool:
+        self._note_begun()
         return 1 in self._sent_bytes
 
     def give_up(self) -> None:
-        self._unconfirmed = None
         self._connection.give_up()
 
     def breach(self, row: int, what: str) -> NoReturn:
         raise self._connection.breach(what)
 
     def begin_reset(self, reset: Reset) -> None:
-        self._inbox, self._turn = _EMPTY, 1 - self._turn
+        self._reply, self._buffer_index = None, 1 - self._buffer_index
         self._connection.send(Op.RESET, reset, keep=True)
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
-        self._inbox, self._turn = _EMPTY, 1 - self._turn
+        self._reply, self._buffer_index = None, 1 - self._buffer_index
         if codes != self._step.codes:
             self._step = Step(codes)
         frames = [*map(np.ndarray.tobytes, arrays)]
         self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames, keep=True)
+
+    def begin_call(self, message: Call | SetAttr) -> None:
+        self._call = message
+        self._connection.send(Op.CALL if isinstance(message, Call) else Op.SET_ATTR, message, keep=True)
+
+    def wait_call(self, timeout: float | None, decode: Decode) -> dict[int, Any]:
+        """The result of each row of the call, or none of an attribute that is set; errors as for ``wait``."""
+        reply = self._connection.result(timeout)
+        if not isinstance(self._call, Call):
+            return {}
+        results = results_of(self._call, reply, self.num_envs, self._connection)
+        return {row: decode(blob) for row, blob in results.items()}
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -112,145 +125,135 @@ class WireLane:
         return self._sent
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        with self._connection.in_use:  # the reply to a RECEIVE must not come between the look at it and its end
-            self.confirm_rows(None)
-            ends_receive = self._ends_receive()
-            if self._sent[env_ids].any():
-                raise ValueError(f"envs {env_ids[self._sent[env_ids]].tolist()} are under way; receive them first")
-            if not self._sent.any():
-                self._inbox = _Inbox((), None, self._inbox.read)
-            send, frames = Send(env_ids.tolist(), codes, ends_receive), [array.tobytes() for array in arrays]
-            # Before it is known: at an interrupt, they may be under way.
-            self._unconfirmed = env_ids, self.progress
-            self._sent[env_ids] = True
-            with self._sent_unless_refused(env_ids):
+        self._item_sizes = checked_item_sizes(self._sent, env_ids, arrays, self._item_sizes)
+        with self._connection.in_use:
+            self._connection.await_room()
+            self._min_envs = self._wanted or len(env_ids)  # a guess, which the next wait corrects
+            send, frames = Send(env_ids.tolist(), codes, self._min_envs), [array.tobytes() for array in arrays]
+            self._begun_rows = env_ids, self.progress
+            try:
                 self._connection.send(Op.SEND, send, frames, keep=True)
-
-    @contextmanager
-    def _sent_unless_refused(self, env_ids: np.ndarray) -> Iterator[None]:
-        """Note that these envs were not sent, if the block raises another error than an interrupt or a timeout."""
-        try:
-            yield
-        except HubTimeout:
-            raise
-        except Exception as error:
-            self._sent[env_ids] = False
-            self._unconfirmed = None
-            if isinstance(error, RequestRefused):
+            except RequestRefused as error:  # such as one that is too large
                 raise ValueError(str(error)) from error
-            raise
+            finally:
+                self._note_begun()
 
-    def _ends_receive(self) -> bool:
-        """True if the next SEND must end a RECEIVE that is pending; a reply that has come is kept."""
-        protocol = self._connection.protocol
-        if self._has_reply(Op.RECEIVE) and protocol.answer is not self._inbox.read:
-            self._inbox = self._inbox._replace(unread=protocol.answer)
-        return protocol.pending is Op.RECEIVE
-
-    def _has_reply(self, op: Op) -> bool:
-        answer = self._connection.protocol.answer
-        return answer is not None and answer.op is op
-
-    def confirm_rows(self, timeout: float | None) -> None:
-        if self._unconfirmed is None:
-            return
-        env_ids, before = self._unconfirmed
-        with self._sent_unless_refused(env_ids):
-            if self.progress == before:  # the interrupt came before it was begun
-                self._sent[env_ids] = False
-                self._unconfirmed = None
-                return
-            reply = self._connection.wait(timeout)
-            received = reply.received
-            # A RECEIVE is refused where no env is under way: it has no rows.
-            if received is not None and getattr(received.message, "code", "") != "refused":
-                self._inbox = self._inbox._replace(unread=received)
-            if isinstance(reply.message, Failure):
-                self._connection.fail(reply.message)
-            self._unconfirmed = None
+    def _note_begun(self) -> None:
+        """Note the envs of a SEND as outstanding, unless an error or interrupt came before it was begun."""
+        if self._begun_rows is not None:
+            (env_ids, before), progress = self._begun_rows, self.progress
+            if progress != before:
+                self._rows_of[progress[0]] = env_ids
+                self._sent[env_ids] = True
+            self._begun_rows = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        deadline = None if timeout is None else Deadline(timeout)
         try:
-            return self._wait_rows(min_envs, timeout)
+            with self._connection.in_use:
+                self._wanted = min_envs
+                while (missing := min_envs - self._received(deadline)) > 0:
+                    self._ask(missing)
+                    self._connection.await_received(None if deadline is None else deadline.left_s())
         except SESSION_FAILS as error:
             error.env_ids = np.flatnonzero(self._sent).tolist()
             raise
+        return joined([part.batch for part in self._parts.values() if part.batch is not None])
 
-    def _wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        deadline = None if timeout is None else Deadline(timeout)
-        self.confirm_rows(timeout)
-        # A wait that may time out asks for less at a time: the next may want less.
-        while (missing := min_envs - sum(map(_size, self._inbox.parts))) > 0 or self._inbox.unread is not None:
-            if not self._receiving():
-                self._connection.send(Op.RECEIVE, Receive(missing if timeout is None else 1), keep=True)
-            try:
-                self._take_part(None if deadline is None else deadline.left_s())
-            except HubTimeout:
-                if missing > 0:
-                    raise
-                break  # there are enough; what has come besides is not read yet, as it has infos of an unknown form
-            except RequestRefused:  # see ``_part``
-                if not self._inbox.parts:
-                    raise
-                break
-        return joined(self._inbox.parts)
+    def done_rows(self, min_envs: int = 1) -> int:
+        with self._connection.in_use:
+            self._wanted, asked = min_envs, True
+            while asked:  # to look again: a send, too, may take in what libzmq has signalled by ``descriptors``
+                if self._connection.protocol.receives:
+                    with contextlib.suppress(HubTimeout):
+                        self._connection.await_received(0)
+                with contextlib.suppress(HubTimeout):  # the forms of some infos are to be asked for again
+                    self._received(Deadline(0))
+                count = self._count_received()
+                asked = count < self.outstanding and self._ask(max(1, min_envs - count))  # others may have less
+            return count
 
-    def _take_part(self, timeout: float | None) -> None:
-        part = self._read(timeout, self._part)
-        self._inbox = _Inbox((*self._inbox.parts, part), None, self._inbox.unread)
+    def _received(self, deadline: Deadline | None) -> int:
+        """The number of envs whose results have come, or one's error is raised."""
+        protocol = self._connection.protocol
+        while protocol.received:  # in steps that can be done again after an interrupt
+            reply = protocol.received[0]
+            if (part := self._part(reply, deadline)) is not None:
+                self._parts[reply.seq] = part
+            protocol.received = protocol.received[1:]
+            self._rows_of.pop(reply.seq, None)
+        for part in self._parts.values():
+            if isinstance(part.error, EnvHubError):
+                part.error.env_ids = part.env_ids.tolist()
+            if part.error is not None:
+                raise part.error
+        return self._count_received()
 
-    def ask_rows(self) -> None:
+    def _ask(self, missing: int) -> bool:
+        """Ask for the results of so few further envs, unless the hub sends them once they are done."""
+        protocol = self._connection.protocol
+        asks = protocol.has_room and not (protocol.receives and self._min_envs <= missing)
+        if asks:
+            self._min_envs = missing
+            self._connection.send(Op.RECEIVE, Receive(missing), keep=True)
+        return asks
+
+    def _count_received(self) -> int:
+        return sum(len(part.env_ids) for part in self._parts.values())
+
+    def _part(self, reply: Reply, deadline: Deadline | None) -> _Part | None:
+        """The results in a reply to SEND or RECEIVE, or an error in their place; None if it has neither."""
+        if isinstance(reply.message, Failure):
+            return self._failed_part(reply)
+        if not reply.frames:
+            return None
         try:
-            self.confirm_rows(0)
-        except HubTimeout:
-            return
-        if self.outstanding > sum(map(_size, self._inbox.parts)) and not self._receiving():
-            self._connection.send(Op.RECEIVE, Receive(1), keep=True)
+            return self._done_part(reply, deadline)
+        except ValueError as error:
+            raise self._misfit(reply, error) from error
 
-    def done_rows(self) -> int:
-        if self._receiving():
-            with contextlib.suppress(HubTimeout):
-                self._take_part(0)
-        return sum(map(_size, self._inbox.parts))
+    def _failed_part(self, reply: Reply) -> _Part:
+        failure, sent = reply.message, self._rows_of.get(reply.seq)
+        if failure.env_index is not None:
+            env_ids = np.array([failure.env_index])
+        elif failure.scope == "request" and sent is not None:
+            rows = (sent + self._connection.row_offset).tolist()
+            text = f"the hub refused the actions of envs {rows}, which have not moved: {failure.message}"
+            env_ids, failure = sent, replace(failure, message=text)
+        else:
+            self._connection.fail(failure)
+        try:
+            self._connection.fail(failure)
+        except Exception as error:
+            return _Part(env_ids, None, error)
+
+    def _done_part(self, reply: Reply, deadline: Deadline | None) -> _Part:
+        frames, count = reply.frames, len(self._fields)
+        if len(frames) < count + 2:
+            raise ValueError(f"{len(frames)} frames")
+        env_ids = np.frombuffer(frames[0], np.int64).copy()
+        if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
+            raise ValueError("rows that were not sent")
+        observations, _ = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
+        results = split_results(bytearray(frames[count + 1]), len(env_ids))
+        infos = self._infos(frames[count + 2 :], deadline) if len(frames) > count + 2 else ([], [])
+        return _Part(env_ids, Batch(observations, *results, *infos, env_ids))
 
     def descriptors(self) -> Sequence[int]:
         return self._connection.descriptors
 
-    def _receiving(self) -> bool:
-        """True if an earlier wait, which timed out or was interrupted, has asked already."""
-        protocol, inbox = self._connection.protocol, self._inbox
-        arrived = self._has_reply(Op.RECEIVE) and protocol.answer is not inbox.read
-        return arrived or inbox.unread is not None or protocol.pending is Op.RECEIVE
-
     def taken(self, env_ids: np.ndarray) -> None:
-        parts, unread, read = self._inbox
         left = self._sent.copy()
         left[env_ids] = False
-        if self.keeps_last:
-            for part in parts:
-                if not left[part.env_ids].any():
-                    self._keep_rows(part)
-        parts = tuple(each for each in parts if left[each.env_ids].any())
-        is_error = unread is None or isinstance(unread.message, Failure)  # other replies have results of other envs
-        self._inbox = _Inbox(parts, None, unread or read) if is_error else _Inbox(parts, unread, read)
+        for seq, part in [*self._parts.items()]:
+            if not left[part.env_ids].any():
+                if self.keeps_last and part.batch is not None:
+                    self._keep_rows(part.batch)
+                del self._parts[seq]
         self._sent[env_ids] = False  # last: a lane of a lost hub's rows repeats this for rows that are outstanding
 
-    def _read(self, timeout: float | None, read: Callable[[Reply, Deadline | None], Batch]) -> Batch:
-        """Read the reply by ``read``; it can be read again until the next request."""
-        parts, unread, last = self._inbox
-        deadline = None if timeout is None else Deadline(timeout)
-        reply = unread or self._connection.wait(timeout)
-        self._inbox = _Inbox(parts, reply, last)
-        try:
-            return read(reply, deadline)
-        except HubTimeout:
-            raise
-        except Exception as error:
-            if getattr(reply.message, "env_index", None) is None:  # an env's is read again until the env is ``taken``
-                self._inbox = _Inbox(parts, None, reply)
-            if isinstance(error, ValueError) and not isinstance(reply.message, Failure):
-                raise self._connection.breach(f"a {reply.op.name} reply does not fit the session: {error}") from error
-            raise
+    def _misfit(self, reply: Reply, error: ValueError) -> RemoteProtocolError:
+        return self._connection.breach(f"a {reply.op.name} reply does not fit the session: {error}")
 
     def _infos(
         self, frames: Sequence[Frame], deadline: Deadline | None
@@ -261,49 +264,29 @@ class WireLane:
         columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
         return rows, self._templates.read(columns, deadline)
 
-    def _part(self, reply: Reply, deadline: Deadline | None) -> Batch:
-        if isinstance(failure := reply.message, Failure):
-            try:
-                self._connection.fail(failure)
-            except RequestRefused:  # now, for an interrupt before has the reply read again
-                if failure.code == "refused":  # no other is under way: an interrupted SEND never arrived
-                    self._sent[:] = False
-                    for part in self._inbox.parts:
-                        self._sent[part.env_ids] = True
-                raise
-        frames, count = reply.frames, len(self._fields)
-        if len(frames) < count + 2:
-            raise ValueError(f"{len(frames)} frames")
-        env_ids = np.frombuffer(frames[0], np.int64).copy()
-        if not env_ids.size or env_ids.min() < 0 or env_ids.max() >= self.num_envs or not self._sent[env_ids].all():
-            raise ValueError("rows that were not sent")
-        observations, _ = self._arrays(frames[1 : count + 1], _fields(self.leaves, len(env_ids)))
-        results = split_results(bytearray(frames[count + 1]), len(env_ids))
-        infos = self._infos(frames[count + 2 :], deadline) if len(frames) > count + 2 else ([], [])
-        return Batch(observations, *results, *infos, env_ids)
-
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
-        self._into = into
-        return self._read(timeout, self._batch)
-
-    def _batch(self, reply: Reply, deadline: Deadline | None) -> Batch:
+        deadline = None if timeout is None else Deadline(timeout)
+        self._reply = reply = self._reply or self._connection.wait(timeout)
         if isinstance(reply.message, Failure):
             self._connection.fail(reply.message)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
-        if len(frames) < count + results:
-            raise ValueError(f"{len(frames)} frames")
-        left = frames[count + results :]
-        rows, groups = self._infos(left, deadline) if left else ([], [])
-        buffers = self._into
-        if buffers is None and self._buffers is not None:
-            buffers = self._buffers[self._turn]
-        observations, received = self._arrays(frames[:count], self._fields, buffers)
+        try:
+            if len(frames) < count + results:
+                raise ValueError(f"{len(frames)} frames")
+            left = frames[count + results :]
+            rows, groups = self._infos(left, deadline) if left else ([], [])
+            if into is None and self._buffers is not None:
+                into = self._buffers[self._buffer_index]
+            observations, received = self._arrays(frames[:count], self._fields, into)
+            flags: tuple[Any, Any, Any] = None, None, None
+            if results:
+                flags = split_results(bytearray(frames[count]), self.num_envs)
+        except ValueError as error:
+            raise self._misfit(reply, error) from error
         if self.keeps_last:
             self._last = received
-        if not results:
-            return Batch(observations, None, None, None, rows, groups)
-        return Batch(observations, *split_results(bytearray(frames[count]), self.num_envs), rows, groups)
+        return new_batch((observations, *flags, rows, groups, None))
 
     def _keep_rows(self, part: Batch) -> None:
         if self._last is None or not all(last.flags.owndata for last in self._last):
@@ -367,13 +350,24 @@ class InfoTemplates:
             raise self._connection.breach(
                 f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes"
             )
-        return InfoGroup(template, rows, np.frombuffer(np.ascontiguousarray(data), template.dtype))
+        return InfoGroup(template, rows, data.view(template.dtype)[:, 0])
+
+
+def results_of(call: Call, reply: Reply, num_envs: int, connection: Connection) -> dict[int, Frame]:
+    """The encoded result of each row of the call in the reply."""
+    wanted = call.rows or range(num_envs)
+    try:
+        if len(reply.frames) == 1:
+            results: Sequence[tuple[int, Frame]] = messages.unpack_rows(reply.frames[0], num_envs)
+        else:
+            results = [*zip(wanted, reply.frames, strict=True)]
+        if [row for row, _ in results] != [*wanted]:
+            raise ValueError(f"results of envs {[row for row, _ in results]}")
+    except ValueError as error:
+        raise connection.breach(f"a reply to CALL does not fit the session: {error}") from error
+    return dict(results)
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:
     arrays = [(np.dtype(leaf.dtype), (rows, *leaf.shape)) for leaf in leaves]
     return [(dtype, shape, math.prod(shape) * dtype.itemsize) for dtype, shape in arrays]
-
-
-def _size(part: Batch) -> int:
-    return 0 if part.env_ids is None else len(part.env_ids)

@@ -81,7 +81,7 @@ class PrivateHub:
                     sys.executable,
                     *start_flags(sys.flags),
                     "-c",
-                    _BOOT.format(_places(), (program, line_end, folder, own_flags())),
+                    _BOOT.format(_package_folders(), (program, line_end, folder, own_flags())),
                 ],
                 stdin=subprocess.DEVNULL,
                 cwd="/",
@@ -92,15 +92,15 @@ class PrivateHub:
     def _await(self, hub: socket.socket) -> None:
         poller = select.poll()
         poller.register(hub, select.POLLIN)
-        heard = poller.poll(START_TIMEOUT_S * 1000)
-        if heard:
+        ready = poller.poll(START_TIMEOUT_S * 1000)
+        if ready:
             self._reader = DescriptorReader(hub)
             if self._reader.read(1):
                 self._reader.descriptors[:] = map(above_stdio, self._reader.descriptors)
                 self._sockets = [*self._reader.descriptors]
                 return
         why = f"it was silent for {START_TIMEOUT_S:g} s"
-        if heard and self._process is not None:  # the end of the stream: it has ended, or is about to
+        if ready and self._process is not None:  # the end of the stream: it has ended, or is about to
             why = f"it exited with status {self._process.wait(STOP_TIMEOUT_S)}"
         raise HubUnreachable(f"the private hub did not start: {why}; what it wrote to stderr says more")
 
@@ -180,11 +180,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _places() -> list[str]:
-    places = []
+def _package_folders() -> list[str]:
+    folders = []
     for name in ("envhub", "envhub_server"):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise HubUnreachable(f"the package {name} is not installed next to this client; pass the address of a hub")
-        places.append(str(Path(spec.origin).parent.parent))
-    return places
+        folders.append(str(Path(spec.origin).parent.parent))
+    return folders

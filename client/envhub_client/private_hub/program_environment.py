@@ -89,7 +89,7 @@ def program_environment() -> ProgramEnvironment:
         cwd = os.getcwd()
     except FileNotFoundError as error:
         raise HubUnreachable("this program's working directory is gone, and workers would start there") from error
-    sys_path = [os.path.abspath(place) for place in sys.path if isinstance(place, str)]
+    sys_path = [os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)]
     # Each entry of the registry by itself: one may not load in a worker.
     registrations = pickle.dumps([*filter(None, map(_pickled, list(gymnasium.registry.values())))])
     states = pickle.dumps(np.random.get_state(legacy=False)), repr(random.getstate()).encode()
@@ -116,15 +116,15 @@ def own_flags() -> list[str]:
 def _pickled(spec: EnvSpec) -> bytes:
     try:
         if isinstance(spec.entry_point, str):
-            entry_point = by_value_if_unimportable(spec.entry_point)
+            entry_point = pickled_by_value_if_unimportable(spec.entry_point)
             if entry_point is not spec.entry_point:
                 spec = dataclasses.replace(spec, entry_point=entry_point)
         return pickled(spec)
     except Exception as error:  # whatever a foreign object raises when it is pickled
-        return _stand_in(spec, error)
+        return _error_instead(spec, error)
 
 
-def by_value_if_unimportable(entry: str) -> Any:
+def pickled_by_value_if_unimportable(entry: str) -> Any:
     """Get the object that ``module:name`` names, if a worker does not find that module; else the text itself."""
     module, _, name = entry.partition(":")
     if module in sys.modules and (module == "__main__" or not is_importable(module)):
@@ -132,15 +132,15 @@ def by_value_if_unimportable(entry: str) -> Any:
     return entry
 
 
-def _stand_in(spec: EnvSpec, error: Exception) -> bytes:
+def _error_instead(spec: EnvSpec, error: Exception) -> bytes:
     """Make the spec that a worker has in place of a spec that cannot be sent; making its env raises the reason."""
-    described, blob = _stand_ins.get(id(spec), (None, b""))
+    described, blob = _errors_instead.get(id(spec), (None, b""))
     if described is not spec:  # to look for what cannot be pickled takes long
         why = why_unpicklable(f"the spec of {spec.id}", spec, pickling.dumps, error)
         unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
         blob = pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))
-        _stand_ins[id(spec)] = spec, blob
+        _errors_instead[id(spec)] = spec, blob
     return blob
 
 
-_stand_ins: dict[int, tuple[EnvSpec, bytes]] = {}  # by the identity of a spec of the registry, which has few
+_errors_instead: dict[int, tuple[EnvSpec, bytes]] = {}  # by the identity of a spec of the registry, which has few

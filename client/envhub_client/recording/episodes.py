@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class StepMark(enum.IntEnum):
     FAILED = 3  # the env failed in this step, which is the last one of its episode
     BROKEN_OFF = 4  # a reset or step had no result, so that the env may have moved unseen
     MISSED = 5  # there was no room for the steps before
+    SNAPSHOT = 6  # nothing, as a snapshot was taken of it
 
 
 class StepBatch:
@@ -108,8 +109,12 @@ def _columns(space: Space[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
+_BREAKS = StepMark.RESET, StepMark.BROKEN_OFF, StepMark.MISSED
 
-Note = int | str  # the seed of an episode, the text of a failure, or the number of episodes that were missed
+# The seed of an episode, the text of a failure, or the number of episodes that were missed; of a snapshot its name, and
+# of an env that was restored from it also the source's number and step.
+Detail = int | str | dict[str, Any]
+POINTS_MAX = 10_000  # snapshots of one env
 
 
 @dataclass
@@ -117,7 +122,10 @@ class Episode:
     """The steps of one env from a reset on."""
 
     env_id: int
+    number: int  # of the env's episodes
     seed: int | None
+    branched_from: dict[str, Any] | None  # the snapshot, and of its source the number, the episode and the step
+    since: int  # the first step of the batch that is not copied yet
     # For each leaf the parts of its column. That of observations has one entry more than there are steps.
     observations: list[list[np.ndarray]]
     actions: list[list[np.ndarray]]
@@ -131,19 +139,25 @@ class Episode:
 
 
 class EpisodeCutter:
-    """Follows the recorded envs from batch to batch."""
+    """Follows the recorded envs from batch to batch.
+
+    It copies the steps of an episode when that ends or the batch does. So one that began in the same batch, and ends
+    in a way that is not ``kept``, is never copied.
+    """
 
     def __init__(
         self,
         env_ids: Sequence[int],
         mode: str,
         every: int,
-        film_of: Mapping[int, int],  # the place among a step's frames of each row that is filmed
+        kept: Collection[str],
+        film_of: Mapping[int, int],  # the index among a step's frames of each row that is filmed
         on_frames: Callable[[Episode, np.ndarray], None],
     ) -> None:
         self._env_ids, self._film_of, self._on_frames = env_ids, film_of, on_frames
-        self._mode, self._every = mode, every
+        self._mode, self._every, self._kept = mode, every, kept
         self._begun = [0] * len(env_ids)  # episodes, of which every n-th is recorded
+        self._points: dict[tuple[str, int], int] = {}  # by snapshot and env, the number of the episode
         self._resets_next = [False] * len(env_ids)  # whether the next step is the reset after an episode
         self._under_way: dict[int, Episode] = {}  # by row
         self.dropped = 0  # episodes that began, and may have ended, in steps that were missed
@@ -152,49 +166,66 @@ class EpisodeCutter:
     def nbytes(self) -> int:
         return sum(episode.nbytes for episode in self._under_way.values())
 
-    def take(self, batch: StepBatch, steps: int, notes: Mapping[tuple[int, int], Note]) -> list[Episode]:
-        """Each episode that ends in these steps; ``notes`` are by step and row."""
-        ended: list[Episode] = []
-        flags = batch.terminations[:steps] | batch.truncations[:steps]
-        special = flags | (batch.marks[:steps] != StepMark.STEPPED)
-        special[1:] |= special[:-1]  # the step after an episode may be a reset
-        special[:1] = True
-        for row in range(len(self._env_ids)):
-            at = 0
-            for step in np.flatnonzero(special[:, row]).tolist():
-                self._extend(batch, row, slice(at, step))
-                at = step + 1
-                ended += self._follow(batch, row, step, notes.get((step, row)))
-            self._extend(batch, row, slice(at, steps))
+    def take(self, batch: StepBatch, steps: int, details: Mapping[tuple[int, int], Detail]) -> list[Episode]:
+        """Each episode that ends in these steps; ``details`` are by step and row."""
+        self._batch, ended = batch, list[Episode]()
+        facts = [column[:steps].T for column in (batch.marks, batch.terminations, batch.truncations)]
+        special = facts[1] | facts[2] | (facts[0] != StepMark.STEPPED)
+        special[:, 1:] |= special[:, :-1]  # the step after an episode may be a reset
+        special[:, :1] = True
+        for row, chosen in enumerate(special):
+            at = np.flatnonzero(chosen)
+            for step, *of_step in zip(at.tolist(), *(each[row, at].tolist() for each in facts), strict=True):
+                ended += self._follow(row, step, of_step, details.get((step, row)))
+            if row in self._under_way:
+                self._copy(row, steps)
+                self._under_way[row].since = 0
         return ended
 
-    def _follow(self, batch: StepBatch, row: int, step: int, note: Note | None) -> Iterator[Episode]:
+    def _follow(self, row: int, step: int, facts: list[Any], detail: Detail | None) -> Iterator[Episode]:
         """The episode that ends before this step or with it; the next one may begin with it."""
-        mark, terminated = batch.marks[step, row], batch.terminations[step, row]
-        failed, flagged = mark == StepMark.FAILED, bool(terminated or batch.truncations[step, row])
-        failure, begins = note if isinstance(note, str) else "", False
-        if mark == StepMark.STILL:
-            return
-        if mark in (StepMark.RESET, StepMark.BROKEN_OFF, StepMark.MISSED):
-            if mark == StepMark.MISSED:
-                self.miss(row, int(note or 0) + self._resets_next[row])
+        mark, terminated, truncated = facts
+        failed, flagged = mark == StepMark.FAILED, terminated or truncated
+        failure, begins = detail if isinstance(detail, str) else "", False
+        if mark == StepMark.SNAPSHOT and isinstance(detail, dict):
+            self._points[detail["snapshot"], self._env_ids[row]] = self._begun[row] - 1
+            if len(self._points) > POINTS_MAX:
+                del self._points[next(iter(self._points))]
+        if mark in (StepMark.STILL, StepMark.SNAPSHOT):
             if row in self._under_way:
-                yield self._end(row, "dropped" if mark == StepMark.MISSED else "failed" if failure else "cut", failure)
+                self._copy(row, step)
+                self._under_way[row].since = step + 1
+            return
+        if mark in _BREAKS:
+            if mark == StepMark.MISSED:
+                self.miss(row, (detail if isinstance(detail, int) else 0) + self._resets_next[row])
+            if row in self._under_way:
+                how = "dropped" if mark == StepMark.MISSED else "failed" if failure else "cut"
+                yield self._end(row, how, failure, step)
             begins, self._resets_next[row] = mark == StepMark.RESET, False
         elif self._resets_next[row]:
             begins, self._resets_next[row] = not failed, failed
-        else:
-            begins = self._mode == SAME_STEP and flagged and not failed
-            self._resets_next[row] = {NEXT_STEP: flagged or failed, SAME_STEP: failed}.get(self._mode, False)
+        elif flagged or failed:
+            begins = self._mode == SAME_STEP and not failed
+            self._resets_next[row] = self._mode == NEXT_STEP or (self._mode == SAME_STEP and failed)
             if row in self._under_way:
-                self._extend(batch, row, slice(step, step + 1), is_final=flagged and not failed)
-                if flagged or failed:
-                    self._under_way[row].flags = terminated, batch.truncations[step, row]
-                    yield self._end(row, "failed" if failed else "terminated" if terminated else "truncated", failure)
+                self._under_way[row].flags = terminated, truncated
+                how = "failed" if failed else "terminated" if terminated else "truncated"
+                yield self._end(row, how, failure, step + 1, has_final=not failed)
         if begins:
             if self._begun[row] % self._every == 0:
-                self._begin(batch, row, step, note if isinstance(note, int) else None)
+                seed, batch = detail if isinstance(detail, int) else None, self._batch
+                observations: list[list[np.ndarray]] = [[] for _ in batch.observations]
+                actions: list[list[np.ndarray]] = [[] for _ in batch.actions]
+                branched_from = self._branch(detail) if isinstance(detail, dict) else None
+                number = self._begun[row]
+                self._under_way[row] = Episode(
+                    self._env_ids[row], number, seed, branched_from, step + 1, observations, actions
+                )
             self._begun[row] += 1
+
+    def _branch(self, detail: dict[str, Any]) -> dict[str, Any]:
+        return {**detail, "episode": self._points.get((detail["snapshot"], detail["env_id"]))}
 
     def miss(self, row: int, count: int) -> None:
         """Count episodes that began in steps that were missed, of which those drop that were to be recorded."""
@@ -209,44 +240,39 @@ class EpisodeCutter:
     def end_all(self, how: str) -> list[Episode]:
         return [self._end(row, how) for row in [*self._under_way]]
 
-    def _begin(self, batch: StepBatch, row: int, step: int, seed: int | None) -> None:
-        first = [[column[step : step + 1, row].copy()] for column in batch.observations]
-        episode = Episode(self._env_ids[row], seed, first, [[] for _ in batch.actions])
-        episode.nbytes = sum(part.nbytes for (part,) in first)
-        self._under_way[row] = episode
-        self._film(batch, row, episode, slice(step, step + 1))
-
-    def _extend(self, batch: StepBatch, row: int, steps: slice, is_final: bool = False) -> None:
-        """Add steps of one env, if an episode of it is under way; a last one may be in ``finals``, and has no frame."""
-        episode = self._under_way.get(row)
-        if episode is None or steps.start == steps.stop:
-            return
-        shown = (is_final and batch.finals) or batch.observations
-        for parts, column in (
-            *zip(episode.observations, shown, strict=True),
-            *zip(episode.actions, batch.actions, strict=True),
-            (episode.rewards, batch.rewards),
+    def _copy(self, row: int, end: int, has_final: bool = False) -> None:
+        """Copy the steps before ``end``; the observation of the last one may be in ``finals``, and has no frame."""
+        episode, batch = self._under_way[row], self._batch
+        finals = batch.finals if has_final else []
+        moved = slice(episode.since, end)
+        seen = slice(episode.since - (not episode.observations[0]), end - bool(finals))  # with that of the reset
+        for parts, column, steps in (
+            *((parts, column, seen) for parts, column in zip(episode.observations, batch.observations, strict=True)),
+            *(
+                (parts, column, slice(end - 1, end))
+                for parts, column in zip(episode.observations, finals, strict=False)
+            ),
+            *((parts, column, moved) for parts, column in zip(episode.actions, batch.actions, strict=True)),
+            (episode.rewards, batch.rewards, moved),
         ):
             parts.append(column[steps, row].copy())
             episode.nbytes += parts[-1].nbytes
-        episode.steps += steps.stop - steps.start
-        if shown is batch.observations:
-            self._film(batch, row, episode, steps)
-
-    def _film(self, batch: StepBatch, row: int, episode: Episode, steps: slice) -> None:
+        episode.steps += end - episode.since
         if row in self._film_of:
-            self._on_frames(episode, batch.frames[steps, self._film_of[row]])
+            self._on_frames(episode, batch.frames[seen, self._film_of[row]])
 
-    def _end(self, row: int, how: str, failure: str = "") -> Episode:
+    def _end(self, row: int, how: str, failure: str = "", end: int = 0, has_final: bool = False) -> Episode:
+        if how in self._kept and end:
+            self._copy(row, end, has_final)
         episode = self._under_way.pop(row)
         episode.ended, episode.failure = how, failure
         return episode
 
 
 class Film:
-    """An MP4 file (H.264), by PyAV, that grows frame by frame, until it is finished."""
+    """An MP4 file (H.264), by PyAV, that grows by frames; H.264 wants even sides, so an odd one is repeated once."""
 
-    def __init__(self, path: Path, fps: float) -> None:
+    def __init__(self, path: Path, fps: float, height: int, width: int) -> None:
         import av
 
         self._path = path
@@ -254,16 +280,12 @@ class Film:
         self._container = av.open(str(path), "w", format="mp4")
         self._stream: Any = self._container.add_stream("libx264", rate=max(1, round(fps)))
         self._stream.pix_fmt = "yuv420p"
-        self._empty = True
+        self._odd = height % 2, width % 2
+        self._stream.height, self._stream.width = height + height % 2, width + width % 2
 
     def add(self, frames: np.ndarray) -> None:
-        """Add frames, uint8 ``(n, height, width, 3)``; H.264 wants even sides, so an odd one is repeated once."""
-        height, width = frames.shape[1:3]
-        frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
-        if self._empty:
-            self._stream.height, self._stream.width = frames.shape[1:3]
-            self._empty = False
-        for frame in frames:
+        """Add frames, uint8 ``(n, height, width, 3)``."""
+        for frame in np.pad(frames, ((0, 0), *((0, odd) for odd in self._odd), (0, 0)), "edge"):
             self._container.mux(self._stream.encode(self._make_frame(np.ascontiguousarray(frame), format="rgb24")))
 
     def finish(self) -> Path:

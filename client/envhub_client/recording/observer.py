@@ -26,13 +26,14 @@ from envhub.transport.address import environment as variables
 from envhub.transport.descriptors import new_memory
 from envhub.values import codec, spaces
 from envhub_client.envs.arguments import Origin, environment
+from envhub_client.envs.snapshots import Snapshot
 from envhub_client.envs.vector_env import HubVectorEnv, StepObserver, StepReturn
 from envhub_client.record_options import Recorded, RecordOptions
 from envhub_client.recording.episodes import (
     BATCHES,
     SAME_STEP,
     SIDE_MAX,
-    Note,
+    Detail,
     StepBatch,
     StepMark,
     batches_of,
@@ -40,13 +41,13 @@ from envhub_client.recording.episodes import (
     mapped,
     step_of,
 )
-from envhub_client.recording.process import MESSAGE_BYTES_MAX, claim, give_up, share_cpu
+from envhub_client.recording.process import MESSAGE_BYTES_MAX, claim, give_up, use_normal_priority
 
 START_S = 60.0  # for the process to import what it needs
 WRITE_S = 60.0  # for it to write what it has, once the recording is closed
 END_S = 5.0  # for it to end then
 HANDED_OVER_S = 1.0  # after this long a batch is handed over though it is not full, if the process waits for one
-NOTE_CHARACTERS = 300
+DETAIL_CHARS_MAX = 300
 PACKAGES = "envhub-rl", "gymnasium", "numpy", "minari"
 
 # The empty entry comes first in its path: the process must not find a minari.py of the folder in which it starts.
@@ -80,22 +81,20 @@ class EpisodeRecording(StepObserver):
             "spaces": [*map(spaces.describe, self._spaces)],
             "spec": _spec(envs),
             "fps": envs.metadata.get("render_fps"),
-            "mode": self._mode,
-            "env_ids": self._env_ids,
             "film": sorted(options.film),
             "frames": [],
-            "every": options.every,
-            "only": options.only,
             "limits": {name: value for name, value in vars(options).items() if name.endswith(("_max", "_bytes"))},
-        }
-        self._setup["about"] = {
-            "env": env,
-            "kwargs": kwargs,
-            "hub": envs.address,
-            "num_envs": envs.num_envs,
-            "autoreset_mode": self._mode,
-            "versions": _versions(),
-            **{name: self._setup[name] for name in ("env_ids", "every", "only")},
+            "about": {
+                "env": env,
+                "kwargs": kwargs,
+                "hub": envs.address,
+                "num_envs": envs.num_envs,
+                "autoreset_mode": self._mode,
+                "versions": _versions(),
+                "env_ids": self._env_ids,
+                "every": options.every,
+                "only": options.only,
+            },
         }
         self._writer = StepWriter(folder)
         self._pid, self._closed = os.getpid(), False
@@ -116,11 +115,32 @@ class EpisodeRecording(StepObserver):
         if not self._ready():
             self._miss(marks == StepMark.RESET)
             return
-        if reset.seeds:
+        if reset.snapshot:
+            self._note_branches(envs, marks)
+        elif reset.seeds:
             for row in np.flatnonzero(marks == StepMark.RESET).tolist():
                 if (seed := reset.seeds[self._env_ids[row]]) is not None:
-                    self._writer.note(row, seed)
+                    self._writer.add_detail(row, seed)
         self._write(envs, marks, None, spaces.flatten(self._spaces[0], observations))
+
+    def _note_branches(self, envs: HubVectorEnv, marks: np.ndarray) -> None:
+        for row in np.flatnonzero(marks == StepMark.RESET).tolist():
+            snapshot, source = envs.restored_from[self._env_ids[row]]
+            at = snapshot.env_ids.index(source)
+            if snapshot.ended[at]:  # its next step may be the reset that follows
+                marks[row] = StepMark.BROKEN_OFF
+            else:
+                detail = {"snapshot": snapshot.name, "env_id": source, "step": snapshot.steps[at]}
+                self._writer.add_detail(row, detail)
+
+    def snapshot_taken(self, snapshot: Snapshot) -> None:
+        if not self._writer.opened or not self._ready():
+            return
+        marks = np.full(len(self._env_ids), StepMark.STILL, np.uint8)
+        for row in (self._row_of[env] for env in snapshot.env_ids if env in self._row_of):
+            marks[row] = StepMark.SNAPSHOT
+            self._writer.add_detail(row, {"snapshot": snapshot.name})
+        self._write(None, marks, None, ())
 
     def step_begun(self, actions: Any) -> None:
         self._acted, writer = False, self._writer
@@ -152,7 +172,7 @@ class EpisodeRecording(StepObserver):
             marks = np.zeros(len(self._env_ids), np.uint8)
             marks[failed] = StepMark.FAILED
             for row in failed:
-                self._writer.note(row, _failure(infos, self._env_ids[row]))
+                self._writer.add_detail(row, _failure(infos, self._env_ids[row]))
         if self._mode == SAME_STEP and infos:
             self._write_finals(infos, {*np.flatnonzero(flags[1] | flags[2]).tolist()} - {*failed})
         leaves = [observations] if self._flat_observations else spaces.flatten(self._spaces[0], observations)
@@ -163,7 +183,7 @@ class EpisodeRecording(StepObserver):
             return
         raised = None if error is None else raised_by_env(error)
         if raised is not None and raised.env_index in self._row_of:
-            self._writer.note(self._row_of[raised.env_index], f"exception: {error!r}"[:NOTE_CHARACTERS])
+            self._writer.add_detail(self._row_of[raised.env_index], f"exception: {error!r}"[:DETAIL_CHARS_MAX])
         self._write(None, StepMark.BROKEN_OFF, None, ())
 
     def close(self) -> None:
@@ -197,7 +217,7 @@ class EpisodeRecording(StepObserver):
         is_ready = self._writer.ready()
         if is_ready and self._missed is not None:
             for row, count in enumerate(self._missed.tolist()):
-                self._writer.note(row, count)
+                self._writer.add_detail(row, count)
             self._write(None, StepMark.MISSED, None, ())
             self._missed = None
             return self._writer.ready()
@@ -235,12 +255,10 @@ class EpisodeRecording(StepObserver):
                 column[self._writer.at, row] = part
 
     def _failed(self, infos: Mapping[Any, Any]) -> list[int]:
-        if "invalid_transition" in infos:
-            rows: list[int] = np.flatnonzero(np.asarray(infos["invalid_transition"], bool)[self._chosen]).tolist()
-            return rows
-        if not _is_by_env(infos):
-            return []
-        return [self._row_of[env] for env in infos if env in self._row_of and infos[env].get("invalid_transition")]
+        if _is_by_env(infos):
+            return [self._row_of[env] for env in infos if env in self._row_of and infos[env].get("invalid_transition")]
+        failed = np.asarray(infos.get("invalid_transition", ()), bool)
+        return np.flatnonzero(failed[self._chosen]).tolist() if failed.size else []
 
 
 class StepWriter:
@@ -254,10 +272,10 @@ class StepWriter:
         self.recorded = Recorded(folder)
         self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._free = [*range(BATCHES)]
-        self._notes: list[tuple[int, int, Note]] = []
+        self._details: list[tuple[int, int, Detail]] = []
         # An interrupt may come between any two lines. A batch whose handing over it broke off is handed over again,
         # with the same number, by which the process knows it.
-        self._number, self._index, self._is_full, self._due_s = -1, 0, False, 0.0
+        self._number, self._index, self._is_full, self._flush_s = -1, 0, False, 0.0
         try:
             with other, blocked():  # it ends once its program has, and everything is written
                 self._process = subprocess.Popen(
@@ -289,29 +307,29 @@ class StepWriter:
             if self.records and self._free:
                 self._number += 1
                 self._index, self.at = self._free.pop(), 0
-                self._due_s = time.monotonic() + HANDED_OVER_S
+                self._flush_s = time.monotonic() + HANDED_OVER_S
                 self.batch = self._batches[self._index]
         return self.batch is not None
 
-    def note(self, row: int, note: Note) -> None:
-        self._notes.append((self.at, row, note))
+    def add_detail(self, row: int, detail: Detail) -> None:
+        self._details.append((self.at, row, detail))
 
     def complete_step(self) -> None:
         self.at += 1
         if self.at == self._steps:
             self.hand_over()
-        elif time.monotonic() > self._due_s:
+        elif time.monotonic() > self._flush_s:
             self.read_answers()
             # Only to a process that waits for one: while it gets no CPU, a few steps would take all batches.
             if self.records and len(self._free) == BATCHES - 1:
                 self.hand_over()
-            self._due_s = time.monotonic() + HANDED_OVER_S
+            self._flush_s = time.monotonic() + HANDED_OVER_S
 
     def hand_over(self) -> None:
         self._is_full = True
         order = {"number": self._number, "batch": self._index, "steps": self.at}
-        self._send(codec.encode(order), codec.encode(self._notes))
-        self.batch, self._notes = None, []
+        self._send(codec.encode(order), codec.encode(self._details))
+        self.batch, self._details = None, []
         self._is_full = False
 
     def read_answers(self, wait_s: float = 0.0) -> None:
@@ -339,7 +357,7 @@ class StepWriter:
         if self.batch is not None and (self.at or self._is_full):
             self.hand_over()
         if self.records and self._process.poll() is None:
-            share_cpu(self._process.pid)
+            use_normal_priority(self._process.pid)
             with contextlib.suppress(OSError):
                 self._line.send(codec.encode({"missed": [] if missed is None else missed.tolist()}))
 
@@ -369,7 +387,7 @@ class StepWriter:
 
     def _send(self, message: bytes, attached: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a message, with what is too large for one behind a descriptor of its own; nothing once it has ended."""
-        memory = os.memfd_create("envhub-recording-notes")
+        memory = os.memfd_create("envhub-recording-details")
         try:
             os.pwrite(memory, attached, 0)
             socket.send_fds(self._line, [message], [memory, *descriptors])
@@ -410,7 +428,7 @@ def _is_by_env(infos: Mapping[Any, Any]) -> bool:
 
 def _failure(infos: Mapping[Any, Any], env: int) -> str:
     failure = infos[env].get("env_failure") if _is_by_env(infos) else infos.get("env_failure", {env: None})[env]
-    return "failed" if failure is None else f"{failure.cause}: {failure.message}"[:NOTE_CHARACTERS]
+    return "failed" if failure is None else f"{failure.cause}: {failure.message}"[:DETAIL_CHARS_MAX]
 
 
 def _versions() -> dict[str, str]:
@@ -423,8 +441,7 @@ def _versions() -> dict[str, str]:
 
 def _spec(envs: HubVectorEnv) -> str:
     """The spec that makes one of the envs again, in JSON; empty if nothing that can be written down makes it."""
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         spec = environment(envs)
         return "" if spec is None else str(spec.to_json())
-    except (TypeError, ValueError):
-        return ""
+    return ""

@@ -119,9 +119,9 @@ class RecordingFolder:
         staged.rename(self.path / f"data/{number}")
         self._count(number + 1, self._steps + episode.steps, self.nbytes + nbytes)
 
-    def film(self) -> Film:
+    def film(self, height: int, width: int) -> Film:
         self._filmed += 1
-        return Film(self._staging / f"{self._filmed}.mp4", self._fps)
+        return Film(self._staging / f"{self._filmed}.mp4", self._fps, height, width)
 
     def close(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
@@ -147,13 +147,16 @@ def write_episode(folder: Path, number: int, episode: Episode, spaces: tuple[Spa
     with pa.ipc.new_file(str(folder / "part-0.arrow"), batch.schema, options=options) as file:
         file.write_batch(batch)
     about = {"id": number, "total_steps": episode.steps, "env_id": episode.env_id, "ended": episode.ended}
-    about |= {"failure": episode.failure} | ({} if episode.seed is None else {"seed": episode.seed})
+    about |= {"failure": episode.failure, "episode": episode.number}
+    for name in ("seed", "branched_from"):
+        if (value := getattr(episode, name)) is not None:
+            about[name] = value
     (folder / "metadata.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def _padded(parts: list[np.ndarray]) -> np.ndarray:
     """The parts of a column of steps, and a last row of zeros: an episode has one observation more than steps."""
-    return np.concatenate([*parts, np.zeros_like(parts[0][:1])])
+    return np.concatenate([*parts, np.zeros((1, *parts[0].shape[1:]), parts[0].dtype)])
 
 
 def _column(space: Space[Any], leaves: Iterator[np.ndarray]) -> Any:
@@ -182,11 +185,13 @@ class Recorder:
 
     def __init__(self, program: socket.socket, setup: Mapping[str, Any], memory: int) -> None:
         both = spaces.build(setup["spaces"][0]), spaces.build(setup["spaces"][1])
-        env_ids, mode, frames = setup["env_ids"], setup["mode"], setup["frames"]
+        about, frames = setup["about"], setup["frames"]
+        env_ids, mode = about["env_ids"], about["autoreset_mode"]
         step = step_of(both, len(env_ids), mode == SAME_STEP, frames)
         self._batches = mapped(memory, step, setup["steps"])
-        film_of = {env_ids.index(env): place for place, env in enumerate(setup["film"])} if frames else {}
-        self._cutter = EpisodeCutter(env_ids, mode, setup["every"], film_of, self._film)
+        film_of = {env_ids.index(env): n for n, env in enumerate(setup["film"])} if frames else {}
+        self._kept = ["failed", *(["terminated", "truncated", "cut"] if about["only"] == "all" else [])]
+        self._cutter = EpisodeCutter(env_ids, mode, about["every"], self._kept, film_of, self._film)
         self._program, self._setup, self._limits = program, setup, setup["limits"]
         fps = setup["fps"]
         fps = float(fps) if isinstance(fps, (int, float, np.integer, np.floating)) and 0 < fps <= FPS_MAX else FPS
@@ -215,7 +220,7 @@ class Recorder:
     def _take_next(self) -> bool:
         message, descriptors, *_ = socket.recv_fds(self._program, MESSAGE_BYTES_MAX, 1)
         if not message:
-            share_cpu(os.getpid())
+            use_normal_priority(os.getpid())
             self._ended = "the program ended without closing it"
             self._keep(self._cutter.end_all("dropped"))
             return False
@@ -226,20 +231,19 @@ class Recorder:
             self._keep(self._cutter.end_all("dropped" if order["missed"] else "cut"))
             return False
         with os.fdopen(descriptors[0], "rb") as file:
-            notes = {(step, row): note for step, row, note in codec.decode(file.read())}
+            details = {(step, row): detail for step, row, detail in codec.decode(file.read())}
         if order["number"] > self._taken:  # else an interrupted program has said it again
             self._taken = order["number"]
-            self._keep(self._cutter.take(self._batches[order["batch"]], order["steps"], notes))
+            self._keep(self._cutter.take(self._batches[order["batch"]], order["steps"], details))
             while self._cutter.nbytes > self._limits["queue_bytes"]:
                 self._keep([self._cutter.drop_smallest()])
         self._tell(order["batch"])
         return True
 
     def _keep(self, ended: Iterable[Episode]) -> None:
-        kinds = {"failed"} if self._setup["only"] == "failed" else {"failed", "terminated", "truncated", "cut"}
         for episode in ended:
             self._dropped += episode.ended == "dropped"
-            if episode.steps and episode.ended in kinds and not self._ended:
+            if episode.steps and episode.ended in self._kept and not self._ended:
                 try:
                     self._folder.add(episode)
                 except OSError:
@@ -251,16 +255,16 @@ class Recorder:
 
     def _film(self, episode: Episode, frames: np.ndarray) -> None:
         if episode.film is None:
-            episode.film = self._folder.film()
+            episode.film = self._folder.film(*frames.shape[1:3])
         episode.film.add(frames)
 
     def _check_limits(self) -> None:
         if time.monotonic() > self._look_s:
             self._others_bytes = max(0, bytes_of_all(self._folder.path.parent) - self._folder.nbytes)
             self._look_s = time.monotonic() + LOOK_S
-        folder = self._folder
-        reached = {"episodes_max": folder.episodes, "bytes_max": folder.nbytes}
-        for setting, count in {**reached, "folder_bytes_max": self._others_bytes + folder.nbytes}.items():
+        episodes, nbytes = self._folder.episodes, self._folder.nbytes
+        reached = {"episodes_max": episodes, "bytes_max": nbytes, "folder_bytes_max": self._others_bytes + nbytes}
+        for setting, count in reached.items():
             if count >= self._limits[setting]:
                 self._ended = f"{setting}={self._limits[setting]} is reached"
 
@@ -277,7 +281,7 @@ class Recorder:
             self._program.send(codec.encode({"batch": batch, "closed": closed, **self._counts()}))
 
 
-def share_cpu(pid: int) -> None:
+def use_normal_priority(pid: int) -> None:
     """Let a process that records run at normal priority: no step waits for a CPU then, and it may take minutes else."""
     for thread in os.listdir(f"/proc/{pid}/task"):  # those of encoders, too
         with contextlib.suppress(OSError):  # of a user who may not do that, or of a thread that has ended

@@ -24,7 +24,7 @@ from envhub_client.session.options import ObservationMode, SessionOptions
 REMOTE = "EnvHub/Remote-v0"
 NOT_RUN = "envhub_client.session.description:refuse_to_make"  # in place of an entry point that is the hub's choice
 log = logging.getLogger("envhub")
-GYMNASIUM_WRAPPER = re.compile(r"gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
+HARMLESS_WRAPPER = re.compile(r"envhub\.action_chunk:ActionChunk|gymnasium\.wrappers\.\w+:(?!RecordVideo)\w+")
 
 
 def refuse_to_make(**kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ def inert_spec(spec: EnvSpec, asked: dict[str, Any]) -> EnvSpec:
     """The spec, which names nothing to run but what ``own_spec`` does, and Gymnasium's wrappers that write no file."""
     own = own_spec(spec, asked)
     wrappers = tuple(
-        each if GYMNASIUM_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
+        each if HARMLESS_WRAPPER.fullmatch(each.entry_point) else replace(each, entry_point=NOT_RUN)
         for each in spec.additional_wrappers
     )
     inert = replace(spec, additional_wrappers=wrappers)
@@ -109,6 +109,10 @@ class SessionDescription:
     autoreset_mode: AutoresetMode  # of a session that was taken over, as the hub reports it
     observation_mode: ObservationMode  # likewise
     named: tuple[str, dict[str, Any]] | None  # by which a public hub makes another such env, if that is known
+
+    @property
+    def has_object_leaves(self) -> bool:
+        return OBJECT in spaces.leaves(self.observation_spaces[0])
 
 
 def describe(made: Made, make: Make | Attach, options: SessionOptions, values: ValueCodec) -> SessionDescription:

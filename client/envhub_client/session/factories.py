@@ -11,13 +11,13 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from envhub.protocol.messages import Make, with_places
+from envhub.protocol.messages import Make, append_offsets
 from envhub.values import pickling
-from envhub.values.gym_api import unfit
+from envhub.values.gym_api import why_not_env
 from envhub.values.pickling import why_unpicklable
 
 ALONE_BYTES_MIN = 1 << 20  # of all factories together; fewer bytes may as well go to each worker
-SHARED_MIN = 0.75  # of the list, pickled for each of them: if each factory alone has more, they share their data
+SHARED_MIN = 0.75  # of the list, pickled for each of them: if each factory by itself has more, they share their data
 
 Factory = Callable[[], Env[Any, Any]]
 
@@ -44,7 +44,7 @@ def _described(given: object) -> str:
     if callable(given):
         return "a single factory"
     if hasattr(given, "reset") and hasattr(given, "step"):
-        return unfit(given) or f"an env that is made already, {given!r}"
+        return why_not_env(given) or f"an env that is made already, {given!r}"
     return repr(given)
 
 
@@ -93,25 +93,25 @@ def _pickled(factories: Sequence[object]) -> bytes:
     different = {id(factory): factory for factory in factories}
     if len(whole) < ALONE_BYTES_MIN or len(different) == 1:
         return whole
-    left, alone = len(whole) * len(different) * SHARED_MIN, {}
+    left, pickles = len(whole) * len(different) * SHARED_MIN, {}
     for key, factory in different.items():
-        alone[key] = pickling.dumps(factory)
-        left -= len(alone[key])
+        pickles[key] = pickling.dumps(factory)
+        left -= len(pickles[key])
         if left < 0:
             return whole
-    return _joined([id(factory) for factory in factories], alone)
+    return _joined([id(factory) for factory in factories], pickles)
 
 
-def _joined(keys: Sequence[int], alone: Mapping[int, bytes]) -> bytes:
+def _joined(keys: Sequence[int], pickles: Mapping[int, bytes]) -> bytes:
     """One pickle that loads the pickles of these keys as a list, and their places in it."""
     pieces, at = [b"\x80\x04]("], 4  # protocol 4, an empty list, and the mark before its items
-    places: dict[int, tuple[int, int]] = {}
+    offsets: dict[int, tuple[int, int]] = {}
     for key in keys:
-        if key in places:  # MEMOIZE, below, has numbered it
-            pieces.append(b"j" + [*places].index(key).to_bytes(4, "little"))
+        if key in offsets:  # MEMOIZE, below, has numbered it
+            pieces.append(b"j" + [*offsets].index(key).to_bytes(4, "little"))
         else:
-            head = b"cpickle\nloads\n\x8e" + len(alone[key]).to_bytes(8, "little")
-            pieces += [head, alone[key], b"\x85R\x94"]  # called with these bytes, and memoized
-            places[key] = at + len(head), at + len(head) + len(alone[key])
-        at = at + len(pieces[-1]) if pieces[-1][:1] == b"j" else places[key][1] + 3
-    return with_places(b"".join([*pieces, b"e."]), (places[key] for key in keys))
+            head = b"cpickle\nloads\n\x8e" + len(pickles[key]).to_bytes(8, "little")
+            pieces += [head, pickles[key], b"\x85R\x94"]  # called with these bytes, and memoized
+            offsets[key] = at + len(head), at + len(head) + len(pickles[key])
+        at = at + len(pieces[-1]) if pieces[-1][:1] == b"j" else offsets[key][1] + 3
+    return append_offsets(b"".join([*pieces, b"e."]), (offsets[key] for key in keys))

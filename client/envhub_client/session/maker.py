@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import atexit
+import getpass
 import logging
 import os
 import secrets
+import socket
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from envhub import errors
-from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramEnvironment
+from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramEnvironment, ProgramOrigin
+from envhub.protocol.validation import ORIGIN_CHARS_MAX
 from envhub.secret import Secret
-from envhub.transport.address import guarded, parse
-from envhub.values.compression import available
+from envhub.transport.address import guarded
+from envhub.values.compression import BYTE_NS, LIBRARIES, available
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
 from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.wire import InfoTemplates, WireLane
 from envhub_client.private_hub import program_hub
-from envhub_client.private_hub.program_environment import by_value_if_unimportable, program_environment
+from envhub_client.private_hub.program_environment import pickled_by_value_if_unimportable, program_environment
 from envhub_client.session.description import SessionDescription, Sizing, ValueCodec, describe
 from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.options import PRIVATE, SessionOptions
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from envhub_client.private_hub.process import PrivateHub
 
 KILL_TIMEOUT_S = 2.0
+EXIT_S = 1.0  # for hubs that serve others, too, to end the sessions of a program that ends
+SEQS_AHEAD = 1 << 32  # of the requests that a daemon thread may send until then
 LOOK_S = 0.25  # between looks at whether envs that are made again are still wanted
 
 log = logging.getLogger("envhub")
@@ -45,7 +52,7 @@ class SessionMaker:
     connection: Connection  # of the session, once it was asked for
     description: SessionDescription
     sizing: Sizing
-    compression: str  # of its observations on the wire lane; empty for none
+    compression: str = ""  # of its observations; empty for none, as on the shared lane
     adopted_s: float  # when the session was taken into use, on the monotonic clock
 
     def __init__(self, address: str | Secret[str] | None, make: Make | Attach, options: SessionOptions) -> None:
@@ -60,11 +67,8 @@ class SessionMaker:
         self._connections: list[Connection] = []  # every one on which a session of ours may be
 
     def make(
-        self,
-        timeout: float | None = None,
-        num_workers: int | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> Lane:
+        self, timeout: float | None = None, num_workers: int | None = None, seeds: Sequence[int | None] | None = None
+    ) -> HubLane:
         """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do.
 
         ``num_workers`` and the ``seeds`` of the envs' first resets are those of a lost session.
@@ -80,19 +84,10 @@ class SessionMaker:
         return self.describe(made)
 
     def _open_on(
-        self,
-        private: PrivateHub | None,
-        timeout: float,
-        num_workers: int | None,
-        seeds: Sequence[int | None] | None,
+        self, private: PrivateHub | None, timeout: float, num_workers: int | None, seeds: Sequence[int | None] | None
     ) -> Made:
         address, own = (private.address, private.own) if private else (self.hub or "", None)
-        reconnect_timeout = self.options.reconnect_timeout
-        connection = connect(address, secrets.token_bytes(16), timeout, own, reconnect_timeout)
-        if private:
-            _private.add(connection)
-            atexit.unregister(_end_private)
-            atexit.register(_end_private)  # after the hub's end, and so it is called before that
+        connection = connect(address, secrets.token_bytes(16), timeout, own, self.options.reconnect_timeout)
         self.begin(connection, program_environment() if private else None, num_workers, seeds)
         while self.is_wanted is not None:
             try:
@@ -110,13 +105,17 @@ class SessionMaker:
         seeds: Sequence[int | None] | None = None,
     ) -> None:
         """Ask for a session by this connection; ``made`` waits for it. Errors as for ``_complete``."""
+        end_at_exit(self)
         self._connections.append(connection)  # before there is a session on it: an interrupt may come as soon as it is
-        self.connection = connection
-        if isinstance(self._make, Attach):
-            connection.send(Op.ATTACH, self._make)
+        self.connection, self.compression = connection, _chosen_compression(self.options.compression, connection)
+        compression_ns = BYTE_NS if self.options.compression == "auto" else 0.0
+        origin = own_origin(self.options.hosting.label)
+        wanted = replace(self._make, compression=self.compression, compression_ns=compression_ns, origin=origin)
+        if isinstance(wanted, Attach):
+            connection.send(Op.ATTACH, wanted)
         else:
-            connection.row_offset, connection.num_envs = self._make.row_offset, self._make.num_envs
-            make = self._complete(self._make, program_environment, num_workers)
+            connection.row_offset, connection.num_envs = wanted.row_offset, wanted.num_envs
+            make = self._complete(wanted, program_environment, num_workers)
             if seeds is not None:
                 own = [] if all(seed is None for seed in seeds) else [*seeds]
                 make = replace(make, seeds=own, fresh=True)
@@ -131,7 +130,7 @@ class SessionMaker:
             python = "" if hosting.python is None else os.path.expanduser(str(hosting.python))
             program_environment = replace(program_environment, python=python, rendering=hosting.rendering or "")
             if isinstance(setup, str):
-                setup = by_value_if_unimportable(setup)
+                setup = pickled_by_value_if_unimportable(setup)
         elif chosen := [name for name in PRIVATE if getattr(hosting, name) is not None]:
             text = "for private hubs (hub=None) only; its operator says it"
             raise errors.RequestRefused(f"{' and '.join(chosen)}: {text}")
@@ -150,10 +149,10 @@ class SessionMaker:
             columns=True,
             spin_us=options.spin_us,
             pin=options.pin,
-            compression=_chosen_compression(options.compression, self.connection),
             faults=options.faults.wire(),
             heartbeat_s=HEARTBEAT_MS / 1000,
             hosting=hosting.wire(),
+            snapshots="unsafe" if hosting.snapshots == "unsafe" else "safe" if hosting.snapshots else "",
             **fields,
         )
 
@@ -172,7 +171,7 @@ class SessionMaker:
         connection.num_envs = made.num_envs
         return made
 
-    def describe(self, made: Made) -> Lane:
+    def describe(self, made: Made) -> HubLane:
         """Use the session that was made; returns its lane: the shared one where both sides have it, else the wire."""
         connection = self.connection
         try:
@@ -184,29 +183,38 @@ class SessionMaker:
             raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
         options, templates = self.options, InfoTemplates(connection)
-        self.compression, leaves = _chosen_compression(options.compression, connection), description.observation_leaves
-        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, self.compression, self.keeps_last)
-        lane: Lane = wire
+        compression, leaves = self.compression, description.observation_leaves
+        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, self.keeps_last)
+        lane: HubLane = wire
         if options.lane == "auto" and sys.platform == "linux":
             from envhub_client.lanes.shared import shared_lane
 
-            lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves) or wire
+            objects = description.has_object_leaves
+            lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves, objects) or wire
+            self.compression = compression if lane is wire else ""
         self.adopted_s, self.sizing = time.monotonic(), Sizing(made.num_workers, made.sizing)
         return lane
+
+    def open_connections(self) -> list[Connection]:
+        if isinstance(self._make, Attach) and not hasattr(self, "description"):
+            return []  # the session that was to be taken over is left as it is
+        return [each for each in self._connections if each.protocol.may_have_session and not each.in_use.closed]
 
     def give_up(self) -> None:
         self.connection.give_up()
 
     def end_on_hub(self) -> None:
         """End the session on its hub, which has broken the protocol; its connection stays."""
-        with _ending(self.connection):
+        with _expecting_end(self.connection):
             self.connection.give_up()
             self.connection.ask(Op.CLOSE, Close(terminate=True), timeout=KILL_TIMEOUT_S)
 
     def end(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
         """End the session, or what an error or an interrupt has left of its making; as ``end_sessions``."""
         self.closed = True
-        end_sessions(self._connections, terminate, deadline)
+        end_sessions(self.open_connections(), terminate, deadline)
+        for connection in self._connections:
+            connection.close()
         self._connections.clear()
 
 
@@ -226,7 +234,8 @@ def end_sessions(
         _end_all(begun, terminate, deadline, wait)
     finally:
         if not terminate:
-            _end_all([each for each in begun if each.protocol.pending is Op.CLOSE], True, None, wait)
+            closing = [each for each in begun if (pending := each.protocol.pending) and pending.op is Op.CLOSE]
+            _end_all(closing, True, None, wait)
     for connection in connections:
         connection.close()  # but not at an interrupt: without the connection the session could not be ended any more
 
@@ -236,30 +245,76 @@ def _end_all(
     terminate: bool,
     deadline: Deadline | None,
     wait: Callable[[Connection, float | None], object],
+    why: str = "",
 ) -> None:
     # A hub that is out of reach ends the session by its lease.
     near = [each for each in connections if not each.protocol.trouble(time.monotonic())]
     for connection in connections:
-        with _ending(connection):
+        with _expecting_end(connection):
             connection.give_up()
-            connection.send(Op.CLOSE, Close(terminate))
+            connection.send(Op.CLOSE, Close(terminate, why))
     for connection in connections:
         closes = connection in near and not terminate
-        with _ending(connection):
+        with _expecting_end(connection):
             wait(connection, KILL_TIMEOUT_S if not closes else None if deadline is None else deadline.left_s())
 
 
-_private = weakref.WeakSet[Connection]()  # to the program's own hub
+_left_open = weakref.WeakSet[SessionMaker]()
+_exiting = threading.Event()
 
 
-def _end_private() -> None:
-    """Have the envs closed that the program leaves open at its end, before it ends their hub."""
+def end_at_exit(maker: SessionMaker) -> None:
+    """Have its session ended when the program ends, unless that was done by then or it was left to another program."""
+    if _exiting.is_set() and threading.current_thread() is not threading.main_thread():
+        raise errors.SessionLost("the program ends")  # a daemon thread is to make nothing again
+    _left_open.add(maker)
+    atexit.unregister(_end_left_open)
+    atexit.register(_end_left_open)  # after the end of a private hub or of a tunnel, and so it is called before that
+    _end_with_child(os.getpid())
+
+
+@cache
+def _end_with_child(pid: int) -> None:
+    if util := sys.modules.get("multiprocessing.util"):  # a child that it has forked calls nothing of ``atexit``
+        util.Finalize(None, _end_left_open, exitpriority=0)
+
+
+def _end_left_open() -> None:
+    """End the sessions that the program leaves open: of its own hub, which ends too, once their envs are closed."""
+    _exiting.set()
+    # A daemon thread that uses a session goes on meanwhile. What becomes of that is no error of the program's.
+    threading.excepthook = partial(_report_unless_ended, threading.excepthook)
+    makers, deadline, ending = [*_left_open], Deadline(EXIT_S), list[Connection]()
+    _left_open.clear()
+    with ExitStack() as held:
+        for maker in makers:
+            for connection in maker.open_connections() if maker.hub is not None else ():
+                with _expecting_end(connection):
+                    ending.append(_connection_to_end(maker, connection, held, deadline))
+        _end_all(ending, False, None, lambda each, _: each.result(deadline.left_s()), "its program ended")
+    private = [each for maker in makers if maker.hub is None for each in maker.open_connections()]
     with suppress(errors.EnvHubError):  # a thread of the program still uses them
-        end_sessions([*_private], terminate=False)
+        end_sessions(private, terminate=False)
+
+
+def _report_unless_ended(report: Callable[..., Any], raised: threading.ExceptHookArgs) -> None:
+    if not issubclass(raised.exc_type, errors.EnvHubError):
+        report(raised)
+
+
+def _connection_to_end(maker: SessionMaker, used: Connection, held: ExitStack, deadline: Deadline) -> Connection:
+    """The connection of a session, or another one where a daemon thread uses that; it is ``held`` from now on."""
+    try:
+        held.enter_context(used.in_use)
+        return used
+    except errors.ConnectionInUse:
+        other = connect(maker.hub or "", used.protocol.token, deadline.left_s())
+        other.protocol.last_seq = used.protocol.last_seq + SEQS_AHEAD
+        return other
 
 
 @contextmanager
-def _ending(connection: Connection) -> Iterator[None]:
+def _expecting_end(connection: Connection) -> Iterator[None]:
     """Log errors of the block: any error of a hub says that the session is gone already, which is what was wanted."""
     try:
         yield
@@ -271,17 +326,29 @@ def _ending(connection: Connection) -> Iterator[None]:
         log.log(level, "closing a session of %s: %s", errors.hub_at(connection.address), raised or error)
 
 
+def own_origin(label: str) -> ProgramOrigin:
+    """This program, by its own account."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # a container's user may have no name
+        user = ""
+    program = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    texts = user, socket.gethostname(), program
+    user, host, program = ("".join(filter(str.isprintable, text))[:ORIGIN_CHARS_MAX] for text in texts)
+    return ProgramOrigin(user, host, os.getpid(), program, label)
+
+
 def _chosen_compression(wanted: str | None, connection: Connection) -> str:
     """The method that both sides have of what was asked for; empty for none."""
-    address = parse(connection.address)
-    if wanted is None or (wanted == "auto" and (address.is_ipc or address.is_loopback)):
+    if wanted is None or (wanted == "auto" and not connection.crosses_network):
         return ""
     theirs, ours = connection.welcome.compressions, available()
     if wanted == "auto":
         return next((method for method in ours if method in theirs), "")
-    for side, methods in ((errors.hub_at(address.text), theirs), ("this client", ours)):
+    for side, methods in ((errors.hub_at(connection.address), theirs), ("this client", ours)):
         if wanted not in methods:
+            library = LIBRARIES[wanted]
             raise errors.RequestRefused(
-                f'compression={wanted!r}: {side} lacks the library; pip install "envhub-rl[compression]" there'
+                f"compression={wanted!r}: {side} lacks the library; pip install {library} there"
             )
     return wanted

@@ -15,14 +15,24 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from envhub.arena.spin import checked_spin_us
-from envhub.errors import hidden, shown
+from envhub.errors import brief, hidden
 from envhub.protocol import messages
 from envhub.protocol.prelude import RECONNECT_S
-from envhub.protocol.validation import COUNT, GPUS_MAX, RESTARTS_MAX, ROWS_MAX, SECONDS_MAX, is_function_name
+from envhub.protocol.validation import (
+    COUNT,
+    GPUS_MAX,
+    ORIGIN_CHARS_MAX,
+    RESTARTS_MAX,
+    ROWS_MAX,
+    SECONDS_MAX,
+    is_function_name,
+    is_short_line,
+)
 from envhub.values.compression import METHODS
 from envhub_client.record_options import RecordOptions
 
 Policy = Literal["truncate", "raise"]
+CrashPolicy = Literal["truncate", "raise", "restore"]
 InvalidPolicy = Literal["truncate", "raise", "pass"]
 PRIVATE = ("python", "rendering")  # options for private hubs only
 Rendering = Literal["egl", "osmesa"]
@@ -38,21 +48,21 @@ HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         *others, last = map(repr, choices)
-        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown(value)}")
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {brief(value)}")
 
 
 def _check_seconds(name: str, value: object, least: float = 0.0) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, got {shown(value)}")
+        raise TypeError(f"{name} must be a number of seconds, got {brief(value)}")
     if not least <= value <= SECONDS_MAX:  # NaN, too, is not between them
-        raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {shown(value)}")
+        raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {brief(value)}")
 
 
 def _check_count(name: str, unit: str, value: object, most: int) -> None:
     if value is None:
         return
     if type(value) is not int:
-        raise TypeError(f"{name} must be a number of {unit}, an int, got {shown(value)}")
+        raise TypeError(f"{name} must be a number of {unit}, an int, got {brief(value)}")
     if not 0 <= value <= most:
         raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
 
@@ -67,7 +77,8 @@ class FaultOptions:
     seconds, and count for each env by itself.
 
     Attributes:
-        on_crash: the policy when an env's process ends; ``"raise"`` raises ``WorkerDied``.
+        on_crash: the policy when an env's process ends; ``"raise"`` raises ``WorkerDied``, and ``"restore"`` truncates
+            and begins the next episode at the env's newest snapshot, if it has any.
         on_timeout: the policy when an env does not finish in time. Its process is ended, with all that it started;
             ``"raise"`` raises ``EnvTimeout``.
         on_exception: the policy when an env's ``step`` raises, autoreset included; with ``"truncate"`` it is made again
@@ -83,7 +94,7 @@ class FaultOptions:
             share allows 60 s, or what its operator says.
     """
 
-    on_crash: Policy = "truncate"
+    on_crash: CrashPolicy = "truncate"
     on_timeout: Policy = "truncate"
     on_exception: Policy = "raise"
     on_invalid: InvalidPolicy = "pass"
@@ -97,11 +108,12 @@ class FaultOptions:
 
     def __post_init__(self) -> None:
         for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
-            _check_choice(name, getattr(self, name), get_args(InvalidPolicy if name == "on_invalid" else Policy))
+            policies = {"on_invalid": InvalidPolicy, "on_crash": CrashPolicy}.get(name, Policy)
+            _check_choice(name, getattr(self, name), get_args(policies))
         for name in TIMES:
             _check_seconds(name, getattr(self, name), 0 if name == "restart_wait" else 0.001)
         if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
-            raise TypeError(f"restarts_max must be an int, got {shown(self.restarts_max)}")
+            raise TypeError(f"restarts_max must be an int, got {brief(self.restarts_max)}")
         if not 0 <= self.restarts_max <= RESTARTS_MAX:
             raise ValueError(f"restarts_max must be between 0 and {RESTARTS_MAX}, got {self.restarts_max}")
 
@@ -134,6 +146,8 @@ class HostingOptions:
             draws from ``numpy.random``, or keeps anything in a module or a library, gives other results there.
         one_per_process: True if each env has a process of its own in any case, for simulators of which a process can
             have only one.
+        snapshots: True if snapshots may be taken of the envs, which have a process each then; ``"unsafe"`` also of envs
+            that have what a copy of a process lacks or shares.
         python: the interpreter of the workers, for a simulator that needs another: a program, a virtual environment or
             a conda prefix, which has numpy, msgpack and gym or gymnasium. The env is named then. Private hubs only: of
             a hub that others share, its operator says it.
@@ -143,6 +157,8 @@ class HostingOptions:
             travels by cloudpickle, or the name of one, ``"module:function"``. It sets up what a program has set and
             workers do not have, such as ``np.seterr``; ``client/docs/workers.md`` lists that. A hub that others share
             takes it only where it takes factories.
+        label: your own name for what the envs are for, such as ``"ablation 3"``, which the hub's operator sees: at most
+            100 printable characters.
     """
 
     gpus: Sequence[int] = ()
@@ -151,36 +167,46 @@ class HostingOptions:
     recycle: Mapping[str, float] | None = None
     shared_process: bool = False
     one_per_process: bool = False
+    snapshots: bool | Literal["unsafe"] = False
     python: str | Path | None = None
     rendering: Rendering | None = None
     worker_setup: str | Callable[[], object] | None = None
+    label: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.label, str) or not is_short_line(self.label):
+            raise ValueError(
+                f"label must be a text of at most {ORIGIN_CHARS_MAX} printable characters, got {brief(self.label)}"
+            )
         gpus = self.gpus
         if not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
-            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {shown(gpus)}")
+            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {brief(gpus)}")
         if not all(0 <= each < GPUS_MAX for each in gpus):
-            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {shown(gpus)}")
+            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {brief(gpus)}")
         _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
         _check_count("spares", "workers", self.spares, ROWS_MAX)
         _check_recycle(self.recycle)
         for name in ("shared_process", "one_per_process"):
             if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {shown(value)}")
+                raise TypeError(f"{name} must be True or False, got {brief(value)}")
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
+        if self.snapshots not in (True, False, "unsafe"):
+            raise ValueError(f"snapshots must be True, False or 'unsafe', got {brief(self.snapshots)}")
+        if self.shared_process and self.snapshots:
+            raise ValueError("snapshots are of envs with a process each, and shared_process=True excludes that")
         if not isinstance(self.python, (str, Path, type(None))):
-            raise TypeError(f"python must be the path of an interpreter, got {shown(self.python)}")
+            raise TypeError(f"python must be the path of an interpreter, got {brief(self.python)}")
         if self.rendering is not None:
             _check_choice("rendering", self.rendering, get_args(Rendering))
         setup = self.worker_setup
         if isinstance(setup, str) and not is_function_name(setup):
             raise ValueError(
-                f"worker_setup={shown(setup)} is no name of a function, which is written 'module:function'"
+                f"worker_setup={brief(setup)} is no name of a function, which is written 'module:function'"
             )
         if not (setup is None or isinstance(setup, str) or callable(setup)):
             raise TypeError(
-                f"worker_setup must be a function, or the name of one, 'module:function'; got {shown(setup)}"
+                f"worker_setup must be a function, or the name of one, 'module:function'; got {brief(setup)}"
             )
 
     def wire(self) -> messages.Hosting:
@@ -191,7 +217,7 @@ class HostingOptions:
             memory_max=self.memory_max,
             spares=self.spares,
             recycle=messages.Recycle(**recycle),
-            shares_process=False if self.one_per_process else self.shared_process or None,
+            shares_process=False if self.one_per_process or self.snapshots else self.shared_process or None,
         )
 
 
@@ -200,7 +226,7 @@ def _check_recycle(recycle: object) -> None:
     if recycle is None:
         return
     if not isinstance(recycle, Mapping) or not recycle or recycle.keys() - vars(messages.Recycle()).keys():
-        raise TypeError(f"recycle must be a dict with some of {keys}, got {shown(recycle)}")
+        raise TypeError(f"recycle must be a dict with some of {keys}, got {brief(recycle)}")
     for name, value in recycle.items():
         if name != "age_s":
             _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
@@ -216,7 +242,7 @@ def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
         if mode in (each, each.value):
             return each
     modes = " or ".join(f"{each.value!r} (AutoresetMode.{each.name})" for each in AutoresetMode)
-    raise ValueError(f"autoreset_mode must be {modes}, got {shown(mode)}")
+    raise ValueError(f"autoreset_mode must be {modes}, got {brief(mode)}")
 
 
 def checked_info_mode(mode: InfoMode) -> InfoMode:
@@ -247,7 +273,7 @@ class SessionOptions:
     lane: LaneName | None = None
     spin_us: int | None = None
     pin: bool = False
-    compression: Compression | None = None
+    compression: Compression | None = "auto"
     faults: FaultOptions = field(default_factory=FaultOptions)
     reconnect_timeout: float = RECONNECT_S
     on_hub_loss: HubLossPolicy = "raise"
@@ -274,11 +300,13 @@ class SessionOptions:
         if isinstance(self.record, (str, Path)):
             object.__setattr__(self, "record", RecordOptions(self.record))
         elif not (self.record is None or isinstance(self.record, RecordOptions)):
-            raise TypeError(f"record must be a folder, a RecordOptions or None, got {shown(self.record)}")
+            raise TypeError(f"record must be a folder, a RecordOptions or None, got {brief(self.record)}")
+        if self.faults.on_crash == "restore" and not self.hosting.snapshots:
+            raise ValueError("on_crash='restore' needs snapshots=True")
         checked_info_mode(self.info_mode)
         object.__setattr__(self, "lane", checked_lane(self.lane))
         if self.compression not in (None, "auto", *METHODS):
-            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {shown(self.compression)}")
+            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {brief(self.compression)}")
         workers, seconds = cast("object", self.num_workers), cast("object", self.reconnect_timeout)
         if isinstance(workers, np.integer):
             workers = int(workers)
@@ -289,11 +317,11 @@ class SessionOptions:
                 "whose results are equal"
             )
         if not (workers is None or (type(workers) is int and workers > 0) or str(workers) == "auto"):
-            raise ValueError(f"num_workers must be a number from 1, 'auto' or None, got {shown(workers)}")
+            raise ValueError(f"num_workers must be a number from 1, 'auto' or None, got {brief(workers)}")
         if not isinstance(self.pin, bool):
-            raise TypeError(f"pin must be True or False, got {shown(self.pin)}")
+            raise TypeError(f"pin must be True or False, got {brief(self.pin)}")
         if not isinstance(seconds, Real):
-            raise TypeError(f"reconnect_timeout must be a number of seconds, got {shown(seconds)}")
+            raise TypeError(f"reconnect_timeout must be a number of seconds, got {brief(seconds)}")
         if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
             raise ValueError(
                 f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
@@ -301,12 +329,12 @@ class SessionOptions:
         _check_choice("on_hub_loss", self.on_hub_loss, get_args(HubLossPolicy))
         if self.hub_index is not None:
             if not isinstance(cast("object", self.hub_index), (int, np.integer)):
-                raise TypeError(f"hub_index must be a whole number or None, got {shown(self.hub_index)}")
+                raise TypeError(f"hub_index must be a whole number or None, got {brief(self.hub_index)}")
             if self.split is not None:
                 raise ValueError(
                     "split divides the envs among several hubs, and hub_index chooses one: give one of them"
                 )
         if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
-            raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {shown(self.spin_us)}")
+            raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {brief(self.spin_us)}")
         if self.spin_us is not None:
             checked_spin_us(self.spin_us, "spin_us")

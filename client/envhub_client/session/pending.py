@@ -42,6 +42,7 @@ class PendingRequest:
         self.part: np.ndarray | None = None  # envs whose results, or error, ``recv`` is about to return or raise
         self.leaver: int | None = None  # the thread whose wait is about to return, or raise, what is pending until then
         self.returned: np.ndarray | None = None  # envs of what it has returned or raised; the lane is to be told
+        self.interrupted = False  # a wait for what is pending; ``close`` does not wait for it again
         self.closed = False  # the session is over, or left to another process
         self._class_name = class_name
         self._carriers = carriers
@@ -57,7 +58,7 @@ class PendingRequest:
         """Begin a request, which ``state`` names; interrupted, it counts as never begun."""
         try:
             begin(*args)
-            self.state, self.kept, self.notified = state, None, 0
+            self.state, self.kept, self.notified, self.interrupted = state, None, 0, False
         except ConnectionInUse:
             raise  # nothing was sent, and what another thread sent is not ours to give up
         except BaseException:
@@ -186,7 +187,7 @@ def repeatable(
             raise
         except BaseException:  # an interrupt
             if has_begun:
-                its.leaver = None
+                its.leaver, its.interrupted = None, True
             raise
         # Last, and without a call: a signal handler runs at calls, so that none comes between this and the return.
         its.state, its.kept, its.returned, its.part, its.leaver = IDLE, None, its.part, None, None

@@ -17,15 +17,14 @@ from gymnasium.vector.async_vector_env import AsyncState
 from envhub import errors
 from envhub.env_failure import reseeded
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, unpack_rows
-from envhub.protocol.prelude import Frame
+from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, SnapshotRequest
 from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub.vector_errors import NothingPending, SessionBusy
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
-from envhub_client.lanes.base import Lane
+from envhub_client.lanes.base import Decode, HubLane, Lane
 from envhub_client.session.description import SessionDescription, Sizing, ValueCodec
 from envhub_client.session.maker import SessionMaker
 from envhub_client.session.options import SessionOptions
@@ -63,18 +62,18 @@ class _Sent(NamedTuple):
 Begin = Callable[[np.ndarray, bytes, Sequence[np.ndarray]], None]
 
 
-class Shares:
-    """Holds the actions of envs until those of the others of their share, a worker's envs, are sent."""
+class WholeWorkers:
+    """Holds the actions of envs until those of the other envs of their worker are sent."""
 
-    def __init__(self, shares: Iterable[range]) -> None:
-        self._share = {row: share for share in shares for row in share}
+    def __init__(self, workers: Iterable[range]) -> None:
+        self._worker_rows = {row: rows for rows in workers for row in rows}
         self._hold({})
 
     def _hold(self, actions: dict[int, _Sent]) -> None:
         self._actions, self.held = actions, sorted(actions)
 
     def _rows(self, env_ids: Iterable[int]) -> list[int]:
-        return sorted(row for share in {self._share[env_id] for env_id in env_ids} for row in share)
+        return sorted(row for rows in {self._worker_rows[env_id] for env_id in env_ids} for row in rows)
 
     @property
     def missing(self) -> list[int]:
@@ -85,17 +84,17 @@ class Shares:
         self._hold({})
 
     def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
-        """Have ``begin`` step the shares that these complete, and hold the others; an error changes nothing."""
+        """Have ``begin`` step the workers whose envs are all sent, and hold the others; an error changes nothing."""
         rows = env_ids.tolist()
         if not self.held and self._rows(rows) == sorted(rows):
             begin(env_ids, codes, arrays)
             return
         if again := [row for row in rows if row in self._actions]:
-            raise ValueError(f"envs {again} are sent already, and wait for envs {self.missing} of their share")
+            raise ValueError(f"envs {again} are sent already, and wait for envs {self.missing} of their worker")
         before = self._actions
         sent = before | {row: _Sent(codes, [a[n : n + 1].copy() for a in arrays]) for n, row in enumerate(rows)}
-        shares = {self._share[row] for row in rows}
-        whole = sorted(row for share in shares if all(row in sent for row in share) for row in share)
+        workers = {self._worker_rows[row] for row in rows}
+        whole = sorted(row for worker in workers if all(row in sent for row in worker) for row in worker)
         if len({sent[row].codes for row in whole}) > 1:
             raise ValueError("a vector env takes the actions of all its envs as arrays of one dtype; no env has moved")
         self._hold({row: sent[row] for row in sent.keys() - whole})
@@ -122,8 +121,8 @@ class VectorSession(ABC):
     in_use: InUse
     lane: Lane  # the same object for the session's whole life
     pending: PendingRequest  # says too whether the session is over
-    _shares: Shares
-    _ending: Any  # is ``closed`` once the session's end has begun, even where an interrupt broke off ``close``
+    _whole_workers: WholeWorkers
+    _closable: Any  # is ``closed`` once the session's end has begun, even where an interrupt broke off ``close``
     _seeds: SeedsGiven
 
     @property
@@ -148,18 +147,22 @@ class VectorSession(ABC):
         """The name of the hub that has this env now; None for a private hub, or where it is not known."""
 
     @abstractmethod
-    def call(self, call: Call) -> dict[int, Frame]:
-        """Make a call of its rows, or of all rows if it names none, and wait for it."""
+    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
+        """Make a call of its rows, or of all rows if it names none, and wait for it; the decoded results."""
 
     @abstractmethod
     def begin_call(self, call: Call) -> None: ...
 
     @abstractmethod
-    def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
+    def wait_call(self, call: Call, timeout: float | None, decode: Decode) -> dict[int, Any]:
         """The results of this call, which was begun; as ``call``, and with errors as for ``PendingRequest.wait``."""
 
     @abstractmethod
     def set_attr(self, message: SetAttr) -> None: ...
+
+    @abstractmethod
+    def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
+        """Take, drop or list snapshots, or have rows restored, which a reset by the snapshot's name then shows."""
 
     @abstractmethod
     def observe(self) -> Reply:
@@ -179,15 +182,15 @@ class VectorSession(ABC):
     def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
         """Check that ``what`` may be begun; with ``among_others`` also while some envs are outstanding.
 
-        ``resets_all``: it is a reset of all envs, which may be begun while some wait for others of their share.
+        ``resets_all``: it is a reset of all envs, which may be begun while some wait for others of their worker.
         """
         pending = self.pending
-        if pending.closed or self._ending.closed:
+        if pending.closed or self._closable.closed:
             raise pending.closed_error()
         if pending.state is not AsyncState.DEFAULT:
             raise pending.busy_error(what)
-        if self._shares.held and not among_others and not resets_all:
-            text = f"while envs {self._shares.held} wait for envs {self._shares.missing} of their share to be sent."
+        if (workers := self._whole_workers).held and not among_others and not resets_all:
+            text = f"while envs {workers.held} wait for envs {workers.missing} of their worker to be sent."
             raise SessionBusy(f"Calling `{what}` {text}", "send")
         if pending.returned is not None:
             self.lane.taken(pending.returned)
@@ -196,37 +199,33 @@ class VectorSession(ABC):
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
 
     def begin_reset(self, reset: Reset, resets_all: bool) -> None:
-        """Begin a reset; one of all envs gives up those that wait for others of their share."""
+        """Begin a reset; one of all envs gives up those that wait for others of their worker."""
         if resets_all:
-            self._shares.give_up()
+            self._whole_workers.give_up()
         self._seeds.remember(reset)
         self.pending.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs; those of a vector env wait for the others of their share."""
+        """Begin a step of these envs; those of a vector env wait for the others of their worker."""
         if not self.description.vector:
-            self._step_rows(env_ids, codes, arrays)
+            self.lane.begin_rows(env_ids, codes, arrays)
             return
         outstanding = self.lane.are_outstanding[env_ids]
         if outstanding.any():
             raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
-        self._shares.send(env_ids, codes, arrays, self._step_rows)
-
-    def _step_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        self.lane.begin_rows(env_ids, codes, arrays)
-        self.lane.confirm_rows(None)
+        self._whole_workers.send(env_ids, codes, arrays, self.lane.begin_rows)
 
     def check_received(self) -> None:
         if self.lane.outstanding:
             return
         why = "without any prior call to `send` or `async_reset`."
-        if held := self._shares.held:
-            why = f"while envs {held} of a vector env wait for envs {self._shares.missing} of their share to be sent."
+        if (workers := self._whole_workers).held:
+            why = f"while envs {workers.held} of a vector env wait for envs {workers.missing} of their worker."
         raise NothingPending(f"Calling `recv` {why}", "recv")
 
     def _end_once_finished(self, finish: Callable[[], object], end: Callable[[], None]) -> None:
         try:
-            if self.pending.state is not AsyncState.DEFAULT:
+            if self.pending.state is not AsyncState.DEFAULT and not self.pending.interrupted:
                 finish()
         except errors.EnvRaised:
             raise
@@ -237,23 +236,10 @@ class VectorSession(ABC):
             self.pending.closed = True
 
 
-def results_of(call: Call, reply: Reply, num_envs: int, connection: Connection) -> dict[int, Frame]:
-    """The encoded result of each row of the call in the reply."""
-    wanted = call.rows or range(num_envs)
-    try:
-        if len(reply.frames) == 1:
-            results: Sequence[tuple[int, Frame]] = unpack_rows(reply.frames[0], num_envs)
-        else:
-            results = [*zip(wanted, reply.frames, strict=True)]
-        if [row for row, _ in results] != [*wanted]:
-            raise ValueError(f"results of envs {[row for row, _ in results]}")
-    except ValueError as error:
-        raise connection.breach(f"a reply to CALL does not fit the session: {error}") from error
-    return dict(results)
-
-
 class Session(VectorSession):
     """A ``VectorSession`` on one hub."""
+
+    lane: HubLane
 
     def __init__(
         self,
@@ -274,14 +260,14 @@ class Session(VectorSession):
             Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
         """
         self.in_use = InUse()
-        self._maker = self._ending = SessionMaker(address, make, options)
+        self._maker = self._closable = SessionMaker(address, make, options)
         self.options, self.values = self._maker.options, self._maker.values
         self._seeds = SeedsGiven()
         try:
             self.lane = self._maker.make(timeout)
             self.description = self._maker.description
             workers = self.sizing.num_workers
-            self._shares = Shares(range(n, self.description.num_envs, workers) for n in range(workers))
+            self._whole_workers = WholeWorkers(range(n, self.description.num_envs, workers) for n in range(workers))
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end()
@@ -311,18 +297,33 @@ class Session(VectorSession):
     def hub_of(self, env: int) -> str | None:
         return self.connection.hub
 
-    def call(self, call: Call) -> dict[int, Frame]:
-        return results_of(call, self.connection.ask(Op.CALL, call), self.description.num_envs, self.connection)
+    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
+        return self._ask(call, decode)
+
+    def _ask(self, message: Call | SetAttr, decode: Decode) -> dict[int, Any]:
+        try:  # around all of it: an interrupt must not leave the call pending
+            self.lane.begin_call(message)
+            return self.lane.wait_call(None, decode)
+        except BaseException:
+            self.connection.give_up()
+            raise
 
     def begin_call(self, call: Call) -> None:
-        self.pending.begin(AsyncState.WAITING_CALL, partial(self.connection.send, Op.CALL, call, keep=True))
+        self.pending.begin(AsyncState.WAITING_CALL, self.lane.begin_call, call)
 
-    def wait_call(self, call: Call, timeout: float | None) -> dict[int, Frame]:
-        reply = self.pending.wait(AsyncState.WAITING_CALL, self.connection.result, timeout)
-        return results_of(call, reply, self.description.num_envs, self.connection)
+    def wait_call(self, call: Call, timeout: float | None, decode: Decode) -> dict[int, Any]:
+        return self.pending.wait(AsyncState.WAITING_CALL, self.lane.wait_call, timeout, decode)
 
     def set_attr(self, message: SetAttr) -> None:
-        self.connection.ask(Op.SET_ATTR, message)
+        self._ask(message, lambda blob: None)
+
+    def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
+        try:
+            rows: list[dict[str, Any]] = self.connection.ask(Op.SNAPSHOT, wanted).message.rows
+        except BaseException:
+            self.connection.give_up()
+            raise
+        return rows
 
     def observe(self) -> Reply:
         return self.connection.ask(Op.OBSERVE, Observe(self.connection.protocol.token, described=True))

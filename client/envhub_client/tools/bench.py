@@ -74,7 +74,7 @@ def run(
     factories = {entry: factory(entry) for entry in entries}
     with served_hub(*entries) as hub:
         for (entry, make), num_envs in itertools.product(factories.items(), sizes):
-            results = timed(ways(entry, make, num_envs, hub), seconds, repeats, alone_us(make))
+            results = timed(ways(entry, make, num_envs, hub), seconds, repeats, one_env_us(make))
             if as_json:
                 record = {"env": entry, "num_envs": num_envs, "fastest": fastest(results), "machine": machine}
                 console.print_json(json.dumps({**record, "ways": {way: vars(each) for way, each in results.items()}}))
@@ -100,20 +100,20 @@ def demo(console: Console) -> None:
 
 
 def factory(entry: str) -> Factory:
-    name, is_factory, place = entry.partition("=")
+    name, is_factory, factory = entry.partition("=")
     if not name or "*" in name:
         raise RequestRefused(f"an env is an id, module:id or name=module:factory, got {entry!r}")
     if not is_factory:
         return functools.partial(gymnasium.make, f"ale_py:{entry}" if entry.startswith("ALE/") else entry)
-    module, _, function = place.partition(":")
+    module, _, function = factory.partition(":")
     if not (module and function):
-        raise RequestRefused(f"a factory is written module:function, got {place!r}")
+        raise RequestRefused(f"a factory is written module:function, got {factory!r}")
     if "" not in sys.path:
         sys.path.append("")  # modules in the working directory come after those installed
     try:
         made: Factory = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise RequestRefused(f"there is no factory {place!r}: {error}") from error
+        raise RequestRefused(f"there is no factory {factory!r}: {error}") from error
     return made
 
 
@@ -132,7 +132,7 @@ def ways(entry: str, make: Factory, num_envs: int, hub: ServedHub) -> Ways:
     return makers if num_envs <= PROCESSES_MAX else {way: makers[way] for way in makers if way != ASYNC}
 
 
-def alone_us(make: Factory) -> tuple[float, bool]:
+def one_env_us(make: Factory) -> tuple[float, bool]:
     """Microseconds of a step of one env in this process, and whether it mostly computes, rather than waits."""
     with closing(make()) as env:
 
@@ -151,8 +151,8 @@ def alone_us(make: Factory) -> tuple[float, bool]:
         return median_s * 1e6, cpu_s / len(seconds_taken) > median_s / 2
 
 
-def timed(ways: Ways, seconds: float, repeats: int, alone: tuple[float, bool] = (0.0, False)) -> dict[str, Result]:
-    """Time every way in turn, so that other load of the machine meets all; ``alone`` is as of ``alone_us``."""
+def timed(ways: Ways, seconds: float, repeats: int, one_env: tuple[float, bool] = (0.0, False)) -> dict[str, Result]:
+    """Time every way in turn, so that other load of the machine meets all; ``one_env`` is as of ``one_env_us``."""
     repeated: dict[str, list[np.ndarray]] = {way: [] for way in ways}
     with ExitStack() as stack:
         envs = {way: stack.enter_context(ready(make)) for way, make in ways.items()}
@@ -161,16 +161,16 @@ def timed(ways: Ways, seconds: float, repeats: int, alone: tuple[float, bool] = 
             batches = [each.action_space.sample() for _ in range(16)]
             times(each.step, batches, seconds / 10)
             repeated[way].append(times(each.step, batches, seconds))
-        return {way: _result(envs[way], repeated[way], *alone) for way in ways}
+        return {way: _result(envs[way], repeated[way], *one_env) for way in ways}
 
 
-def _result(envs: VectorEnv[Any, Any, Any], repeated: list[np.ndarray], alone_us: float, computes: bool) -> Result:
+def _result(envs: VectorEnv[Any, Any, Any], repeated: list[np.ndarray], one_env_us: float, computes: bool) -> Result:
     rates = [float(len(each) * envs.num_envs / each.sum()) for each in repeated]
     processes = getattr(envs, "num_workers", envs.num_envs if isinstance(envs, AsyncVectorEnv) else 0)
-    share = -(-envs.num_envs // max(1, processes))
+    envs_per_process = -(-envs.num_envs // max(1, processes))
     by_cpu = envs.num_envs / len(os.sched_getaffinity(0)) if computes else 0.0
     batch_us = float(np.median(np.concatenate(repeated))) * 1e6
-    return Result(processes, rates, batch_us, min(batch_us, alone_us * max(share, by_cpu)))
+    return Result(processes, rates, batch_us, min(batch_us, one_env_us * max(envs_per_process, by_cpu)))
 
 
 @contextmanager

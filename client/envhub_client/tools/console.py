@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -37,6 +38,58 @@ def print_rows(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
         for row in rows:
             table.add_row(*map(Text, row))  # no markup
         console.print(table)
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def number(value: float | None, unit: float = 1, digits: int = 0) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
+
+
+Cell = Callable[[dict[str, Any]], str]
+_SESSION: dict[str, Cell] = {
+    "session": lambda row: row["session"],
+    "owner": lambda row: " ".join(f"{row['owner'].get(name) or ''}" for name in ("key", "user")).strip() or "-",
+    "label": lambda row: row.get("label") or "-",
+    "env": lambda row: f"{row['num_envs']} x {row['env']}",
+}
+SESSION_COLUMNS: dict[str, Cell] = {
+    **_SESSION,
+    "phase": lambda row: row["phase"],
+    "age": lambda row: duration(row.get("age_s")),
+    "idle": lambda row: duration(row.get("idle_s")),
+    "steps/s": lambda row: number(row.get("steps_per_s")),
+    "p99 ms": lambda row: number((row.get("step_ms") or {}).get("p99"), digits=1),
+    "CPUs": lambda row: number(row.get("cpu"), digits=1),
+    "MiB": lambda row: number(row.get("memory_bytes"), 1 << 20),
+    "restarts": lambda row: f"{row['restarts']}",
+}
+ENDED_COLUMNS: dict[str, Cell] = {
+    **_SESSION,
+    "ended": lambda row: f"{duration(row['ended_s'])} ago",
+    "by": lambda row: row["by"],
+    "why": lambda row: row["why"],
+    "steps": lambda row: f"{row['steps']}",
+}
+SLOW_COLUMNS: dict[str, Cell] = {
+    "session": lambda row: row["session"],
+    "env": lambda row: row["env"],
+    "envs": lambda row: ", ".join(map(str, row["envs"])),
+    "in": lambda row: row["verb"],
+    "ms": lambda row: number(row["ms"]),
+    "ended": lambda row: "not yet" if row["ago_s"] is None else f"{duration(row['ago_s'])} ago",
+}
+
+
+def session_cells(columns: dict[str, Cell], row: dict[str, Any]) -> list[str]:
+    return [_one_line(hidden(cell(row))) for cell in columns.values()]
 
 
 SPACES_MAX = 16  # a hub tells the spaces of an env only by making one
@@ -70,14 +123,14 @@ def _spaces(client: Client, name: str, timeout: float) -> tuple[str, str]:
     except Exception as error:  # an env may raise anything
         if not (isinstance(error, EnvHubError) or isinstance(error.__cause__, EnvHubError)):
             raise
-        return f"cannot be made: {_in_a_line(str(error)) or type(error).__name__}", ""
+        return f"cannot be made: {_one_line(str(error)) or type(error).__name__}", ""
     try:
-        return _in_a_line(str(envs.single_observation_space)), _in_a_line(str(envs.single_action_space))
+        return _one_line(str(envs.single_observation_space)), _one_line(str(envs.single_action_space))
     finally:
         envs.close()
 
 
-def _in_a_line(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(str(printable(text)).partition("\n\n")[0].split())
 
 
@@ -115,46 +168,35 @@ def reports(hubs: Sequence[str | Secret[str]], timeout: float) -> list[HubReport
 
 
 def _report(deadline: Deadline, hub: Member) -> HubReport:
-    shown = hub.name, addresses.written(hub.address)
+    report = hub.name, addresses.written(hub.address)
     try:
         with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
-            return _answer(client, deadline, *shown)
+            before, began_s = client.stats(), time.monotonic()
+            time.sleep(min(RATE_S, deadline.left_s() / 2))
+            client.timeout = max(round(deadline.left_s() / 2, 1), 0.1)  # for each of two questions
+            counters, rate_s = client.stats(), time.monotonic() - began_s
+            health, capacity = client.health(), counters["capacity"]
+            return HubReport(
+                *report,
+                state=health["status"],
+                host=client.host,
+                sessions=health["sessions"],
+                envs=counters["envs"],
+                envs_free=capacity["envs_free"],
+                cpus=capacity["cpus"],
+                steps_per_s=(counters["steps"] - before["steps"]) / rate_s,
+                losses=counters["restarts"],
+            )
     except EnvHubError as error:
-        return HubReport(*shown, why=str(error))
+        return HubReport(*report, why=str(error))
 
 
-def _answer(client: Client, deadline: Deadline, name: str, address: str) -> HubReport:
-    before, began_s = client.stats(), time.monotonic()
-    time.sleep(min(RATE_S, deadline.left_s() / 2))
-    client.timeout = max(round(deadline.left_s() / 2, 1), 0.1)  # for each of two questions
-    counters, rate_s = client.stats(), time.monotonic() - began_s
-    health, capacity = client.health(), counters["capacity"]
-    return HubReport(
-        name,
-        address,
-        health["status"],
-        host=client.host,
-        sessions=health["sessions"],
-        envs=counters["envs"],
-        envs_free=capacity["envs_free"],
-        cpus=capacity["cpus"],
-        steps_per_s=(counters["steps"] - before["steps"]) / rate_s,
-        losses=counters["restarts"],
-    )
+FLEET_HEADINGS = ("name", "address", "host", "state", "sessions", "envs", "free", "CPUs", "steps/s", "losses")
 
 
-def table(rows: Sequence[HubReport]) -> list[str]:
-    titles = "name", "address", "host", "state", "sessions", "envs", "free", "CPUs", "steps/s", "losses"
-    lines = [titles, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
-def _cells(row: HubReport) -> tuple[str, ...]:
-    rate = None if row.steps_per_s is None else round(row.steps_per_s)
-    numbers = row.sessions, row.envs, row.envs_free, row.cpus, rate, row.losses
-    texts = row.name, row.address, row.host or "-", row.state
-    return *map(printable, texts), *("-" if each is None else f"{each}" for each in numbers)
+def fleet_cells(row: HubReport) -> list[str]:
+    counts = row.sessions, row.envs, row.envs_free, row.cpus, row.steps_per_s, row.losses
+    return [*map(printable, (row.name, row.address, row.host or "-", row.state)), *map(number, counts)]
 
 
 class _Bar(logging.Handler):

@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, replace
 
-from envhub.errors import shown
+from envhub.errors import brief
 from envhub.protocol.messages import Failure, Faults, Hosting, Make, Recycle
-from envhub.values import codec, compression
-from envhub_server.catalog.registry import Recipe, Registry, of_program
+from envhub.values import codec
+from envhub_server.catalog.registry import Recipe, Registry, program_recipe
 from envhub_server.config import HubConfig
-from envhub_server.ipc.factories_memory import why_misplaced
+from envhub_server.ipc.factories_memory import why_malformed
 
 # Wrappers of Gymnasium that any client may name. Of its others, RecordVideo writes to any path in its arguments,
 # HumanRendering opens a window, and ArrayConversion and those made of it take modules.
@@ -24,7 +24,7 @@ WRAPPER_NAMES = (
     *("ReshapeObservation", "ResizeObservation", "StickyAction", "TimeAwareObservation", "TimeLimit"),
     *("TransformAction", "TransformObservation", "TransformReward"),
 )
-WRAPPERS = re.compile(rf"gymnasium\.wrappers\.\w+:({'|'.join(WRAPPER_NAMES)})")
+WRAPPERS = re.compile(rf"envhub\.action_chunk:ActionChunk|gymnasium\.wrappers\.\w+:({'|'.join(WRAPPER_NAMES)})")
 # A client that may not deploy passes numbers, truth values and short strings that name no file and no module.
 STRING_CHARS_MAX = 64
 PLAIN_STRING = re.compile(rf"[A-Za-z0-9][A-Za-z0-9 _-]{{0,{STRING_CHARS_MAX - 1}}}|")
@@ -44,9 +44,6 @@ def admitted(
         text = f"close_timeout={make.faults.close_s:g} is more than close_timeout_max={config.close_timeout_max:g} s"
         text += " of this hub, for as long as a session that closes keeps its workers"
         return Failure("limit", "hub", text)
-    if make.compression and make.compression not in compression.available():
-        text = f"this hub cannot compress by {make.compression!r}; it has {compression.available() or 'nothing to'}"
-        return Failure("refused", "request", text)
     if len(make.wrappers) != len(make.wrapper_kwargs):
         text = f"{len(make.wrappers)} wrappers and arguments for {len(make.wrapper_kwargs)}"
         return Failure("refused", "request", text)
@@ -55,30 +52,32 @@ def admitted(
         return Failure("refused", "request", text)
     if len(make.seeds) not in (0, make.num_envs):
         return Failure("refused", "request", f"{make.num_envs} envs and seeds for {len(make.seeds)}")
-    if why := why_misplaced(make):
+    if why := why_malformed(make):
         return Failure("refused", "request", why)
     if config.private:
-        return _fit(make, of_program(make))
+        return _checked(make, program_recipe(make))
     code_allowed = config.allow_factories and deploys
     if make.runner or make.program_environment is not None or (make.factories and not code_allowed):
         text = "this hub makes environments by name only; factories run in a private hub (hub=None), or where the hub"
         text += " is served with --allow-factories, for its own user and keys with the right to deploy"
         return Failure("not_permitted", "request", text)
-    recipe = registry.for_factories(make.vector) if make.factories else registry.find(make.name)
-    if not deploys and (why := _unfit_arguments(make, frozenset() if recipe is None else recipe.arguments)):
+    recipe = registry.factory_recipe(make.vector) if make.factories else registry.find(make.name)
+    if not deploys and (why := _refused_arguments(make, frozenset() if recipe is None else recipe.arguments)):
         return Failure("not_permitted", "request", why)
     if foreign := [wrapper for wrapper in make.wrappers if not WRAPPERS.fullmatch(wrapper)]:
-        text = f"{', '.join(foreign)}: a hub on the network makes no wrappers but these of Gymnasium's: "
+        text = (
+            f"{', '.join(foreign)}: a hub on the network makes no wrappers but ActionChunk and these of Gymnasium's: "
+        )
         text += ", ".join(WRAPPER_NAMES)
         return Failure("not_permitted", "request", text)
     if not code_allowed and (why := _foreign_setup(make, "" if recipe is None else recipe.settings.worker_setup)):
         return Failure("not_permitted", "request", why)
     if recipe is not None:
         why = excess(make.hosting, recipe.settings.hosting(config.hosting), config.spares_max)
-        return Failure("not_permitted", "request", why) if why else _fit(make, recipe)
+        return Failure("not_permitted", "request", why) if why else _checked(make, recipe)
     near = registry.nearest(make.name, names)
     question = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; its operator decides what it offers."
-    name = shown(make.name)
+    name = brief(make.name)
     text = f"this hub does not offer {name}{question} `envhub envs` and `envs()` of a client list what it offers"
     return Failure("unknown_env", "request", text)
 
@@ -122,7 +121,7 @@ def _foreign_setup(make: Make, of_operator: str) -> str:
     )
 
 
-def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
+def _checked(make: Make, recipe: Recipe) -> Recipe | Failure:
     if not recipe.settings.vector:
         if not make.vector:
             return recipe
@@ -130,13 +129,13 @@ def _fit(make: Make, recipe: Recipe) -> Recipe | Failure:
         return Failure("refused", "request", f"{why} in its table")
     asked = {"wrappers": make.wrappers, "arguments for each env": make.kwargs_each, "worker": make.runner}
     asked[f"observation_mode={make.observation_mode!r}"] = make.observation_mode in ("different", "any")
-    if unfit := [what for what, given in asked.items() if given]:
-        text = f"{make.name or 'the factory'!r} makes a vector env, which takes no {', '.join(unfit)}"
+    if refused := [what for what, given in asked.items() if given]:
+        text = f"{make.name or 'the factory'!r} makes a vector env, which takes no {', '.join(refused)}"
         return Failure("refused", "request", text)
     return recipe
 
 
-def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
+def _refused_arguments(make: Make, declared: Collection[str]) -> str:
     of_envs = ((blob, declared) for blob in (make.kwargs, *make.kwargs_each))
     for blob, free in (*of_envs, *((blob, ()) for blob in make.wrapper_kwargs)):
         try:
@@ -146,7 +145,7 @@ def _unfit_arguments(make: Make, declared: Collection[str]) -> str:
         for name, value in arguments.items() if isinstance(arguments, dict) else [("arguments", arguments)]:
             if name not in free and not _is_plain(value):
                 return (
-                    f"{name}={shown(value, 100)}: with this key an argument is a number, True, False, None, a string "
+                    f"{name}={brief(value, 100)}: with this key an argument is a number, True, False, None, a string "
                     f"of at most {STRING_CHARS_MAX} letters, digits, spaces, dashes and underscores, or a list of "
                     "these; the right to deploy allows others, and so does the operator by --allow-arguments"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from envhub.protocol import messages
 from envhub_server.catalog.registry import EnvNotFound, Registry
@@ -11,7 +11,7 @@ from envhub_server.ipc.packages import on_this_machine
 from envhub_server.log import Logger
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import WorkerEvent, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import WorkerEvent, WorkerExited, WorkerMessage
 
 SLOW_S = 1.0  # for the start of an interpreter, or an import: then the log says where it is
 LOOK_S = 0.25  # how often that is looked at, while something starts
@@ -23,7 +23,8 @@ log = Logger("envhub.listing")
 class Listing:
     """The names, which a short-lived worker of each interpreter finds once, and what is wrong with some."""
 
-    def __init__(self, supervisor: Supervisor, registry: Registry) -> None:
+    def __init__(self, supervisor: Supervisor, registry: Registry, first: int = 0) -> None:
+        """List by workers whose numbers are from ``first`` on; only in the first list a problem ends the hub."""
         self.names: list[str] | None = None  # that the hub offers; None before they are known
         # The error for the first entry that can never be made, from the hub's start.
         self.refused: EnvNotFound | None = None
@@ -36,7 +37,8 @@ class Listing:
         self.undrawn: dict[InterpreterKey, str] = {}
         self._supervisor = supervisor
         self._registry = registry
-        self._keys: Sequence[InterpreterKey] = registry.interpreters  # by the numbers of the workers
+        self._first = first
+        self._keys = dict(enumerate(registry.interpreters, first))  # by the numbers of the workers
         self._registered: dict[InterpreterKey, list[str]] = {}
         self._asked: set[int] = set()  # workers that have not said what is registered
         self._running: set[int] = set()
@@ -49,12 +51,16 @@ class Listing:
     def asking(self) -> bool:
         return bool(self._asked)
 
+    @property
+    def next_number(self) -> int:
+        return self._first + len(self._keys)
+
     def start(self) -> None:
-        for number in range(len(self._keys)):
+        for number in self._keys:
             self._start(number)
 
     def try_again(self, key: InterpreterKey) -> None:
-        number = self._keys.index(key)
+        number = next(number for number, each in self._keys.items() if each == key)
         if number in self._running or not self.unready.keys() & set(self._registry.names(key)):
             return
         try:
@@ -106,7 +112,9 @@ class Listing:
 
     def handle(self, event: WorkerEvent) -> None:
         """Handle an event of a worker; the names are complete once the last worker has reported or ended."""
-        number, key = event.process, self._keys[event.process]
+        number = event.process
+        if (key := self._keys.get(number)) is None:
+            return  # it lists what was offered before
         match event:
             case WorkerExited(cause=cause):
                 if cause.unready:
@@ -128,24 +136,26 @@ class Listing:
                 for name in self._registry.required & {*self._registry.names(key)} & self.unready.keys():
                     self._refuse(number, EnvNotFound(f"{name!r} is required and not ready: {self.unready[name]}"))
                 self._listed.add(number)
-            case WorkerSaid(message=control.RowFailed(failure)):
+            case WorkerMessage(message=control.RowFailed(failure)):
                 self._modules_failed.add(number)
                 # Event: The import of a module that an env names raised an exception.
                 log.warning("module_failed", type=failure.type, why=failure.message)
-            case WorkerSaid(message=control.Building(importing=module)):
+            case WorkerMessage(message=control.Building(importing=module)):
                 self._importing[number] = module
-            case WorkerSaid(message=messages.EnvNames(names)):
+            case WorkerMessage(message=messages.EnvNames(names)):
                 self._registered[key] = names
                 self._problems[number].update(self._registry.unmatched(key, names))
                 self._asked.discard(number)
                 if why := self._registry.impossible(key, names, number not in self._modules_failed):
                     self._refuse(number, EnvNotFound(why))
-            case WorkerSaid(message=control.RenderingTried(why)):
+            case WorkerMessage(message=control.RenderingTried(why)):
                 self._drawing.add(number)
                 self.undrawn.pop(key, None)
                 if why:
                     self._cannot_draw(number, why)
-            case WorkerSaid(message=control.FactoryFailed() as failed) if failed.entry in self._registry.factories(key):
+            case WorkerMessage(message=control.FactoryFailed() as failed) if failed.entry in self._registry.factories(
+                key
+            ):
                 lone = bool(failed.remedy) and self._registry.lone_factory() == failed.entry
                 if not key.is_other and (failed.missing or lone):
                     self._refuse(number, self._registry.not_found(failed.entry, f"{failed.why}{failed.remedy}"))
@@ -156,7 +166,7 @@ class Listing:
 
     def _refuse(self, number: int, error: EnvNotFound) -> None:
         """Have a starting hub end; a later problem does not affect existing sessions."""
-        if number not in self._listed:
+        if not self._first and number not in self._listed:
             self.refused = self.refused or error
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from envhub.errors import shown
+from envhub.errors import brief
 from envhub.options import (
     Function,
     Gpu,
@@ -115,10 +115,10 @@ class EnvSettings:
         return InterpreterKey(self.python, variables, libraries, "" if self.folder is None else str(self.folder))
 
     def hosting(self, of_hub: Hosting | None = None) -> Hosting:
-        said: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
-        said["gpus"] = None if self.gpus is None else [*self.gpus]
-        said["recycle"] = None if self.recycle is None else Recycle(**structs.asdict(self.recycle))
-        return replace(of_hub or Hosting(), **{name: value for name, value in said.items() if value is not None})
+        own: dict[str, Any] = {name: getattr(self, name) for name in vars(Hosting())}
+        own["gpus"] = None if self.gpus is None else [*self.gpus]
+        own["recycle"] = None if self.recycle is None else Recycle(**structs.asdict(self.recycle))
+        return replace(of_hub or Hosting(), **{name: value for name, value in own.items() if value is not None})
 
 
 NO_SETTINGS = EnvSettings()
@@ -179,9 +179,9 @@ class Registry:
     ) -> None:
         self.offers_all = not entries and not tables
         self._defaults = defaults
-        said = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
+        own = [_parse(entry) for entry in (("*",) if self.offers_all else entries)]
         settings = replace(self._defaults, vector=vector)
-        self._entries = [replace(entry, settings=settings) for entry in said]
+        self._entries = [replace(entry, settings=settings) for entry in own]
         for name, settings in tables.items():
             python, rendering = settings.python or defaults.python, settings.rendering or defaults.rendering
             self._entries.append(_from_table(name, replace(settings, python=python, rendering=rendering)))
@@ -224,7 +224,7 @@ class Registry:
         name = next(entry.name for entry in self._entries if entry.factory == factory)
         return EnvNotFound(f"{name}={factory} cannot be made: {why}")
 
-    def for_factories(self, vector: bool) -> Recipe:
+    def factory_recipe(self, vector: bool) -> Recipe:
         return Recipe("", settings=replace(self._defaults, vector=vector))
 
     def find(self, name: str) -> Recipe | None:
@@ -281,7 +281,7 @@ class Registry:
 
     def _why_unmatched(self, entry: _Entry, registered: Sequence[str], python: str) -> str:
         wanted = entry.id or entry.name
-        text = f"no id {shown(wanted)} is registered{on_this_machine()}"
+        text = f"no id {brief(wanted)} is registered{on_this_machine()}"
         namespace = wanted.partition("/")[0]
         if namespace in NAMESPACES and not any(name.startswith(f"{namespace}/") for name in registered):
             return f"{text}; its package is not there, run: {install(python, package_of(NAMESPACES[namespace]))}"
@@ -295,7 +295,7 @@ def is_factory(name: str) -> bool:
     return bool(module) and all(map(str.isidentifier, attribute.split(".")))
 
 
-def of_program(make: Make) -> Recipe:
+def program_recipe(make: Make) -> Recipe:
     """The recipe of an env that the program of a private hub names: an id, ``module:id`` or ``module:factory``."""
     settings = EnvSettings(vector=make.vector)
     if make.program_environment is not None:
@@ -352,8 +352,8 @@ ENVS_MAX = 512  # the one used longest ago is forgotten for a new one
 class EnvFacts:
     """Facts about an env that was made before."""
 
-    libraries: tuple[str, ...] | None = None  # the libraries that its workers share; None if unknown
-    alone: bool = False  # True if a process could not make two of them
+    shares_imports: bool = True  # False if a worker that was forked with the imports of another did not make it
+    own_process: bool = False  # True if a process could not make two of them
 
 
 def key(make: Make) -> str:
@@ -378,7 +378,7 @@ class EnvFactsTable:
             self._envs[at] = facts
         return facts or EnvFacts()
 
-    def note(self, make: Make, facts: EnvFacts) -> None:
+    def learn(self, make: Make, facts: EnvFacts) -> None:
         if at := key(make):
             self._envs.pop(at, None)
             self._envs[at] = facts

@@ -28,7 +28,7 @@ from envhub_server.network.listener import Listener
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.processes.supervisor import Supervisor
 
-DISCARDED_FRAMES_MAX = 1000  # in one turn, some milliseconds, so that workers and deadlines do not wait
+DISCARDED_FRAMES_MAX = 1000  # in one iteration, some milliseconds, so that workers and deadlines do not wait
 STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a session waits for
 
 _UNKNOWN = object()  # a peer of which no message was read
@@ -54,15 +54,14 @@ class Gateway:
         unread: UnreadMemory,
         loop: Loop,
         protocol: HubProtocol,
-        lease_s: float,
         unread_bytes_max: int,
     ) -> None:
-        """Supervise the connections of ``router``, once it is open; ``lease_s`` is for the log."""
+        """Supervise the connections of ``router``, once it is open."""
         # A client of the proxy may have sent ``unread_bytes_max`` that the hub has not read.
         self._router, self._access, self._children = router, access, children
         self._directory, self._unread, self._loop = directory, unread, loop
-        self._protocol, self._lease_s, self._unread_bytes_max = protocol, lease_s, unread_bytes_max
-        self._liveness = ClientLiveness(protocol, lease_s, access.silence_s)
+        self._protocol, self._unread_bytes_max = protocol, unread_bytes_max
+        self._liveness = ClientLiveness(protocol, access.silence_s, directory.name_of)
         self._ping = Prelude(Op.PING, protocol.hub_id, prelude.NO_SESSION, 0).pack()
         self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
         self._disconnected = access.connections.disconnected
@@ -184,9 +183,9 @@ class Gateway:
             self._liveness.suspect(token, peer, self._loop.clock.now_s())
         self._plan_liveness()
 
-    def heard_late(self, peer: bytes) -> None:
+    def on_late_message(self, peer: bytes) -> None:
         """Suspect a client whose connection had ended when its message was read."""
-        self._liveness.heard_late(peer, self._loop.clock.now_s())
+        self._liveness.on_late_message(peer, self._loop.clock.now_s())
         self._plan_liveness()
 
     def _plan_liveness(self) -> None:
@@ -206,8 +205,9 @@ class Gateway:
         # A client that has come back since the last check keeps its session.
         self._liveness.check(now_s, self._directory.beats_s(), at_once=True)
         for token in self._protocol.expired(now_s):
+            lease_s = self._protocol.lease_of(token)
             # Event: The lease of a session ran out: its envs are closed.
-            log.info("session_expired", session=token.hex()[:8], lease_s=self._lease_s)
+            log.info("session_expired", session=self._directory.name_of(token), lease_s=lease_s)
             self._directory.expire(token)
         self._loop.schedule.set(self._expire, self._protocol.next_expiry_s())
 
@@ -227,7 +227,7 @@ class Gateway:
         self._loop.schedule.set(self._check_access, self._access.next_s())
 
     def _check_access(self) -> None:
-        self.end(self._access.check(self._loop.clock.now_s(), self._directory.heard_peers()))
+        self.end(self._access.check(self._loop.clock.now_s(), self._directory.active_peers()))
         removed, self._access.removed = self._access.removed, []
         self._directory.revoke(removed)
         self._admit_clients()
@@ -290,25 +290,25 @@ class Gateway:
             log.warning(
                 "request_refused", **self._access.who(holder, peer), why="its key lets it observe only", audit=True
             )
-        self._note_sessions(peer, holder)
+        self._log_sessions(peer, holder)
         if self._access.connections.of(peer, connection, now_s) is None:
-            self.heard_late(peer)
+            self.on_late_message(peer)
         if incoming is None:
             return None
         self.requests += incoming.op is not Op.HEARTBEAT
         return incoming, holder
 
-    def _note_sessions(self, peer: bytes, holder: Holder) -> None:
+    def _log_sessions(self, peer: bytes, holder: Holder) -> None:
         protocol = self._protocol
         for op, token in protocol.foreign:
-            self._directory.note_foreign(peer, holder, op, token)
+            self._directory.log_foreign(peer, holder, op, token)
         for token in protocol.stale:
-            self._directory.note_unknown(peer, token, holder, _OF_EARLIER_HUB)
+            self._directory.log_unknown(peer, token, holder, _OF_EARLIER_HUB)
         for token in protocol.returned:
             # Event: A session's client is heard again: its lease ends.
-            log.info("client_back", session=token.hex()[:8])
-        for notes in (protocol.foreign, protocol.stale, protocol.returned):
-            notes.clear()
+            log.info("client_back", session=self._directory.name_of(token))
+        for marks in (protocol.foreign, protocol.stale, protocol.returned):
+            marks.clear()
 
     def _tell_proxy(self, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
         if not self._access.read(peer, frames, self._loop.clock.now_s()):
@@ -329,7 +329,7 @@ class Gateway:
             if sockets.discard(self._router.socket, DISCARDED_FRAMES_MAX):
                 self._discarding_s = None
         now_s = self._loop.clock.now_s()
-        self._loop.clock.note(now_s, now_s - since_s)
+        self._loop.clock.add_lag(now_s, now_s - since_s)
 
     # --- out ----------------------------------------------------------------------------------------------------------
 

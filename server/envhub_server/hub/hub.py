@@ -26,24 +26,28 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import envhub
 from envhub.arena.spin import Spinner, spin_us
 from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
-from envhub.protocol.messages import Op
+from envhub.protocol.messages import Failure, Op
 from envhub.transport.sockets import Router
 from envhub.values import codec
 from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
-from envhub_server.config import HubConfig, has_quota, usable_cpus
+from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
+from envhub_server.hub.latencies import SlowRequests
+from envhub_server.hub.operations import AT_END, Answer, Order
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.log import Logger
+from envhub_server.hub.worker_actions import WorkerActions
+from envhub_server.log import Logger, set_level
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, Schedule
 from envhub_server.memory.session_memory import UnreadMemory
 from envhub_server.network import descriptor_guard
@@ -55,6 +59,7 @@ from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, WorkerEvent
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Phase
+from envhub_server.systemd import ServiceManager
 
 UNFINISHED_SHARE = 1.5  # bytes of unfinished messages that a client may hold, in largest frames
 
@@ -67,6 +72,7 @@ class Service(enum.Enum):
     """Progress of the hub towards its end."""
 
     SERVING = "serving"
+    EMPTYING = "emptying"  # no session is made any more; it ends with the last one
     DRAINING = "draining"  # requests under way are answered, then the envs are closed
     KILLING = "killing"  # no env gets more time
 
@@ -78,28 +84,39 @@ class Hub:
     """
 
     def __init__(
-        self, config: HubConfig, zygote: ZygoteProcess | None = None, listed: Callable[[Hub], None] = lambda hub: None
+        self,
+        config: HubConfig,
+        zygote: ZygoteProcess | None = None,
+        listed: Callable[[Hub], None] = lambda hub: None,
+        manager: ServiceManager | None = None,
+        reread: Callable[[], HubConfig] | None = None,
     ) -> None:
         """Make a hub with this configuration. ``zygote`` already runs; without one the hub starts it once it needs it.
 
-        ``listed`` is called once, when it is known which envs are ready.
+        ``listed`` is called once, when it is known which envs are ready. ``manager`` is told what the hub does.
+        ``reread`` reads the configuration again, and raises ``ValueError``; without it the hub's own cannot change.
 
         Raises:
             DescriptorsShort: this process may open too few files to serve a client.
         """
         descriptor_guard.check_start(descriptor_guard.PER_HUB)
-        self.config = config  # its settings
+        self.config = config  # its settings, which are others after ``reload``
+        self._reread, self._reloads, self._reload_refused = reread, 0, ""
         self.id = secrets.randbits(64) or 1  # tells it from other hubs at its addresses
         self.addresses: list[str] = []  # at which it listens, with the real ports
         self._service = Service.SERVING
+        self._manager = manager or ServiceManager({})
+        self._shutdown, self._drained_by = SHUTTING_DOWN, "hub"  # what clients of its last sessions are told
+        self._cut = 0  # sessions that did not end by themselves
         self._clock = Clock()
         self._schedule = Schedule(self._clock)
         self._loop = Loop(self._clock, self._schedule)
         self._poller = self._loop.poller
-        self._turn_ended_s = 0.0  # when the last turn had handled its events
+        self._iteration_ended_s = 0.0  # when the last iteration had handled its events
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
         self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
+        self._has_terminal = os.isatty(0)
         self._make_spinners()
         self._make_network()
         self._make_sessions(partial(listed, self))
@@ -118,13 +135,12 @@ class Hub:
         unfinished_bytes_max = int(UNFINISHED_SHARE * config.message_bytes_max)
         access = self._access = Access(config.keys, config.insecure, unfinished_bytes_max)
         headers = codec.KNOWN if config.private else codec.STRANGERS
-        lease_s = config.lease
-        protocol = self._protocol = HubProtocol(self.id, lease_s, config.sessions_max, headers)
+        protocol = self._protocol = HubProtocol(self.id, config.lease, config.sessions_max, headers)
         directory = self._directory = Directory(protocol, access)
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
         self._gateway = Gateway(
-            router, access, self._supervisor, directory, self._unread, loop, protocol, lease_s, unfinished_bytes_max
+            router, access, self._supervisor, directory, self._unread, loop, protocol, unfinished_bytes_max
         )
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
@@ -141,24 +157,21 @@ class Hub:
             transferred=directory.transferred,
             forget=directory.forget,
             compression=self._compression,
+            slow=SlowRequests(),
         )
         self._replays: ReplayWriter | None = None
-        if config.replays is not None and config.replays_bytes_max and config.trace_bytes_max:
+        if config.replays is not None:
             self._replays = ReplayWriter(config.replays, config.replays_bytes_max, self._poller)
         # Tickets and connections of clients that the side socket has accepted.
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
         offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
         self._requests = HubRequests(
-            config,
-            services,
-            access,
-            directory,
-            self._gateway,
-            offers,
-            self._replays,
-            self._side_socket,
+            config, services, access, directory, self._gateway, offers, self._replays, self._side_socket, self._loop
         )
+        WorkerActions(self._requests, self._loop)
+        actions = self._requests.operations.actions
+        actions.update({AT_END: self._drain}, drain=self._drain, reload=lambda order: self.reload(order.holder.actor))
         # For the loop, which reads them at each step.
         self._sessions, self._by_token = directory.by_number, directory.by_token
 
@@ -197,15 +210,9 @@ class Hub:
             for descriptor in self.config.program:
                 self._poller.register(descriptor, self)
         else:
+            own = {"name": self.config.name_of_hub, "version": envhub.__version__, "pid": os.getpid()}
             # Event: The hub listens. `configuration` has the settings that differ from the defaults.
-            log.info(
-                "hub_started",
-                name=self.config.name_of_hub,
-                version=envhub.__version__,
-                pid=os.getpid(),
-                addresses=self.addresses,
-                configuration=self.config.said(),
-            )
+            log.info("hub_started", **own, addresses=self.addresses, configuration=self.config.to_builtins())
             self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
 
     def _close(self) -> None:
@@ -216,6 +223,8 @@ class Hub:
             self._replays.close()
         self._side_socket.close()
         if self._router.is_open:
+            self._requests.operations.hub_ended({"cut": self._cut})
+            self._gateway.send()
             self._router.close()
             self._gateway.close()
             self._router.context.term()
@@ -230,14 +239,16 @@ class Hub:
         Raises:
             EnvNotFound: the hub is to offer what can never be made, or a required env is not ready.
         """
-        self._turn_ended_s = self._clock.now_s()
+        self._iteration_ended_s = self._clock.now_s()
+        self._manager.ready(self._loop, self._status)
         while self._service is Service.SERVING or self._sessions:
-            self._turn()
+            self._iterate()
         self._gateway.send()
+        self._manager.tell("STOPPING=1")  # not before, by a drain: from then on systemd waits for TimeoutStopSec
         if self._offers.listing.refused is not None:
             raise self._offers.listing.refused
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
         if self._router.is_readable():
             arrived, ready = True, self._poller.wait(0)
@@ -245,15 +256,13 @@ class Hub:
             arrived, ready = False, self._spun_ready
         else:
             wake_s = self._schedule.wake_s
-            arrived, ready = (
-                False,
-                self._poller.wait(None if wake_s == math.inf else max(0.0, wake_s - self._turn_ended_s)),
-            )
-        # The time is the clock's ``now_s``, written out: a turn is what every step waits for.
+            wait_s = None if wake_s == math.inf else max(0.0, wake_s - self._iteration_ended_s)
+            arrived, ready = False, self._poller.wait(wait_s)
+        # The time is the clock's ``now_s``, written out: an iteration is what every step waits for.
         began_s, has_other_events = time.monotonic() - self._clock.stopped_s, False
         wake_s = self._schedule.wake_s
         if began_s >= wake_s:  # before anything is handled: a deadline that is set then counts from now
-            began_s = self._on_wake(max(wake_s, self._turn_ended_s))
+            began_s = self._on_wake(max(wake_s, self._iteration_ended_s))
         for descriptor, _ in ready:
             if descriptor == self._router.monitor_descriptor:  # first: connections may come faster than turns
                 self._gateway.update()
@@ -269,9 +278,9 @@ class Hub:
                 self._pump()
         if arrived:
             self._on_message()
-        self._turn_ended_s = handled_s = time.monotonic() - self._clock.stopped_s
+        self._iteration_ended_s = handled_s = time.monotonic() - self._clock.stopped_s
         if handled_s - began_s >= LAG_MIN_S:
-            self._clock.note(handled_s, handled_s - began_s)
+            self._clock.add_lag(handled_s, handled_s - began_s)
         if self._schedule.wake_s <= handled_s:
             self._on_time(max(self._schedule.wake_s, began_s))  # the process may have been stopped
 
@@ -287,9 +296,9 @@ class Hub:
         return bool(self._spun_ready)
 
     def _on_time(self, planned_s: float) -> None:
-        self._schedule.call_due(self._on_wake(planned_s))
+        self._schedule.call_expired(self._on_wake(planned_s))
         self._pump()
-        self._turn_ended_s = self._clock.now_s()
+        self._iteration_ended_s = self._clock.now_s()
         self._schedule.plan()
 
     def on_ready(self, descriptor: int) -> None:
@@ -317,7 +326,7 @@ class Hub:
         if runtime is None or request.op in HUB_OPS:
             self._requests.handle(request, holder)
             return
-        runtime.heard_ns = time.monotonic_ns()
+        runtime.last_request_ns = time.monotonic_ns()
         if request.op is Op.STEP:
             self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
@@ -367,11 +376,10 @@ class Hub:
         self._spinner = self._next_spinner
         self._gateway.send()
         self._directory.remove(runtime)
+        self._requests.operations.ended(runtime, self._requests.table.ended(runtime))
         self._unread.release()
         self._gateway.plan_unread()
         self._schedule.set(runtime.elapse, math.inf)
-        # Event: A session has ended, and all that it had is freed.
-        log.info("session_ended", session=runtime.token.hex()[:8], client=runtime.owner, audit=True)
         del runtime.state  # which refers to the runtime
 
     def _on_listing(self, event: WorkerEvent) -> None:
@@ -382,14 +390,26 @@ class Hub:
 
     # --- what the operator sees and does ------------------------------------------------------------------------------
 
+    @property
+    def process_owner(self) -> tuple[Loop, Supervisor]:
+        """The loop that waits for processes, and who must know of those that are no workers."""
+        return self._loop, self._supervisor
+
     def example(self) -> str:
         return self._offers.listing.example()
 
     def unready(self) -> dict[str, str]:
         return dict(self._offers.listing.unready)
 
+    def _status(self) -> str:
+        sessions, unready = self._sessions.values(), self.unready()
+        envs = sum(each.state.make.num_envs for each in sessions)
+        text = f"{self._service.value} on {' '.join(self.addresses)}: {len(sessions)} sessions, {envs} envs"
+        text += f"; unready: {', '.join(unready)}" if unready else ""
+        return f"{text}; reload refused: {self._reload_refused}" if self._reload_refused else text
+
     def _on_signal(self, name: str) -> None:
-        """SIGTERM, SIGINT and SIGHUP stop the hub; SIGUSR1 and SIGQUIT log its stacks, SIGUSR2 its counters."""
+        """SIGTERM and SIGINT stop the hub, SIGHUP has it read its configuration again, the others log what it is at."""
         if name in ("SIGUSR1", "SIGQUIT"):
             for identity, frame in sys._current_frames().items():
                 # Event: The Python stack of a thread of the hub, after SIGUSR1 or SIGQUIT.
@@ -397,17 +417,43 @@ class Hub:
         elif name == "SIGUSR2":
             # Event: The counters of `stats()`, after SIGUSR2.
             log.info("counters", signal=name, **self._requests.counters())
-        else:
+        elif name == "SIGHUP" and os.isatty(0) == self._has_terminal:
+            self._manager.reloading()
+            self.reload(name)
+            self._manager.tell("READY=1")
+        else:  # also SIGHUP of a terminal that was closed
             self.stop(name)
+
+    def reload(self, by: str) -> list[dict[str, Any]] | Failure:
+        """Read the configuration again; return a row of what changes. What cannot be used is refused whole."""
+        self._reloads += 1  # which is in the log's lines, since equal ones are written once
+        try:
+            if self._reread is None:
+                raise ValueError("a private hub has no file: its settings are those of its program")
+            config, changed, waiting = reloaded(self.config, self._reread())
+        except (ValueError, OSError) as error:  # such as of a working directory that was removed
+            # Event: The configuration was not read again, for the reason `why`: the hub goes on with the former one.
+            log.error("reload_refused", by=by, reloads=self._reloads, why=str(error), audit=True)
+            self._reload_refused = str(error)
+            return Failure("refused", "request", f"{error}; the hub goes on with the configuration that it has")
+        self.config, self._reload_refused = config, ""
+        self._requests.use(config)
+        changed |= {f"key {name}": [None, change] for name, change in self._access.read_keys()}
+        tell = log.warning if waiting else log.info
+        names = {"changed": [*changed], "needs_restart": [*waiting]}
+        # Event: The configuration was read again. `changed` holds from now on, `needs_restart` from a restart on.
+        tell("reloaded", by=by, reloads=self._reloads, **names, audit=True)
+        set_level(config.log_level)
+        return [{"changed": changed, "needs_restart": waiting}]
 
     def stop(self, why: str) -> None:
         """Begin to drain: running requests end and are answered, then envs are closed; asked twice, kill at once."""
-        if self._service is not Service.SERVING:
+        if self._service in (Service.DRAINING, Service.KILLING):
             self._kill(why)
             return
         self._begin_end(why, Service.DRAINING)
         by_s = self._clock.now_s() + self.config.drain_timeout
-        self._directory.drain(by_s, by_s + self.config.drain_close_timeout)
+        self._directory.drain(by_s, by_s + self.config.drain_close_timeout, self._shutdown, self._drained_by)
 
     def _kill(self, why: str) -> None:
         self._begin_end(why, Service.KILLING)
@@ -416,9 +462,36 @@ class Hub:
     def _begin_end(self, why: str, service: Service) -> None:
         # Event: The hub was told to stop, by the signal or for the reason `why`; a second line is of a second signal.
         log.info("stopping", why=why, sessions=len(self._sessions))
-        self._protocol.draining = True
-        self._service = service
+        self._protocol.draining, self._protocol.stopping = self._shutdown, True
+        self._service, self._cut = service, max(self._cut, len(self._sessions))
+        self._manager.tell("STOPPING=1")
 
     def _abandon_all(self) -> None:
-        self._directory.abandon_all(SHUTTING_DOWN)
+        self._directory.abandon_all(self._shutdown, self._drained_by)
         self._pump()
+
+    def _drain(self, order: Order) -> Answer | None:
+        """Make no session any more, and end with the last one, or as by SIGTERM at the deadline of the last order."""
+        if self._service not in (Service.SERVING, Service.EMPTYING):
+            return self._shutdown
+        self._service = Service.EMPTYING
+        by, why = order.holder.actor, order.why or "no reason was given"
+        deadline_s = order.message.deadline_s or None
+        end = "ends with its last one" if deadline_s is None else f"ends with its last one, or in {deadline_s:g} s"
+        self._drained_by = by
+        self._shutdown = Failure("draining", "hub", f"the hub is shutting down, drained by {by}: {why}")
+        text = f"the hub drains, by {by}: {why}; it makes no session any more, and {end}"
+        self._protocol.draining = Failure("draining", "hub", f"{text}: use another hub, or this one once it is back")
+        # Event: The hub drains by an order of `by`: it makes no session any more, and ends with the last one.
+        log.warning("draining", by=by, why=why, deadline_s=deadline_s, sessions=len(self._sessions), audit=True)
+        for runtime in self._sessions.values():
+            self._protocol.notice(runtime.token, text)
+        at_s = math.inf if deadline_s is None else self._clock.now_s() + deadline_s
+        self._schedule.set(self._end_drain, at_s)
+        self._manager.tell()
+        row = {"sessions": len(self._sessions), "deadline_s": deadline_s, "by": by, "why": why}
+        return None if order.message.action == AT_END else [row]
+
+    def _end_drain(self) -> None:
+        if self._service is Service.EMPTYING:
+            self.stop("the deadline of its drain has come")

@@ -14,21 +14,23 @@ from dataclasses import replace
 from typing import Any
 
 import envhub
-from envhub.errors import shortened, without_folders
+from envhub.errors import brief, hide_folders_in, shortened
 from envhub.protocol import messages, prelude
 from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Capacity, Failure, HeartbeatReply, Make, Op, Welcome
 from envhub.values import compression
 from envhub_server.catalog.listing import LOOK_S, Listing
-from envhub_server.catalog.registry import EnvSettings
-from envhub_server.config import HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
+from envhub_server.catalog.registry import EnvSettings, Registry
+from envhub_server.config import OFFERS, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
-from envhub_server.hub.directory import NAME_BYTES, ClientUsage, Directory
+from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.gateway import Gateway
+from envhub_server.hub.operations import Operations
 from envhub_server.hub.planner import SessionPlan, hides_folders
 from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
-from envhub_server.hub.resources import Services
+from envhub_server.hub.resources import NAME_BYTES, Services
 from envhub_server.hub.runtime import SessionRuntime
+from envhub_server.hub.status import SessionTable
 from envhub_server.ipc.factories_memory import held
 from envhub_server.log import Logger
 from envhub_server.loop import Loop
@@ -48,6 +50,7 @@ from envhub_server.session.supervision import logged
 HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 OBSERVATIONS_SHARE = 2  # bytes of copies of observations that a client has not read, in largest messages
 log = Logger("envhub.hub")
+_NAME_IN_USE = Failure("refused", "request", "another session has the first 4 bytes of this token; choose another one")
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
 
 
@@ -65,9 +68,17 @@ class Offers:
         """Call ``on_listed`` once, when it is known which envs are ready."""
         self.registry = config.registry()  # what can be made
         self.listing = Listing(supervisor, self.registry)  # the names of the envs, and which of them are ready
-        self._protocol, self._loop, self._on_listed = protocol, loop, on_listed
+        self._supervisor, self._protocol, self._loop, self._on_listed = supervisor, protocol, loop, on_listed
         self._is_listed = False  # True once it is known which envs are ready
         self._waiting: list[Incoming] = []  # LIST requests
+
+    def replace(self, registry: Registry) -> None:
+        """Offer what this registry has from now on; LIST is answered once new workers have found its names."""
+        self.registry, self.listing = registry, Listing(self._supervisor, registry, self.listing.next_number)
+        try:
+            self.start()
+        except OSError as error:  # the next LIST tries again
+            log.warning("env_names_unknown", why=str(error))
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -108,12 +119,12 @@ class Offers:
     # --- readiness ----------------------------------------------------------------------------------------------------
 
     def refusal(self, name: str, settings: EnvSettings, hides_folders: bool) -> Failure | None:
-        """Refuse an env that is not ready, and try it again; None if it is ready, or may be by now."""
+        """Refuse an env that is not ready, and try it again; None if it is ready, or may be again."""
         if name in self.listing.unready:
             self._try_again(settings.interpreter)
         if why := self.listing.undrawn.get(settings.interpreter, ""):
             self._try_again(settings.interpreter)
-            why = without_folders(why) if hides_folders else why
+            why = hide_folders_in(why) if hides_folders else why
         if why:
             return Failure("env_unready", "hub", f"{name!r} is not ready: {why}")
         return None
@@ -140,13 +151,32 @@ class HubRequests:
         offers: Offers,
         replays: ReplayWriter | None,
         side_socket: SideSocket,
+        loop: Loop,
     ) -> None:
-        self._config, self._services, self._protocol = config, services, services.protocol
+        self.config, self._services, self._protocol = config, services, services.protocol
         self._access, self._directory = access, directory
-        self._usage = ClientUsage(ArenaBudget(config.arena_bytes_max), directory)
+        self._budget = ArenaBudget(config.arena_bytes_max)  # of all clients
+        self.usage = ClientUsage(self._budget, directory)
         self._gateway, self._offers, self._replays, self._side_socket = gateway, offers, replays, side_socket
-        self._observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
+        self.observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
+        self.table = SessionTable(directory, loop, services.slow)
+        self.operations = Operations(self._protocol, directory, access, self.table)
+
+    def use(self, config: HubConfig) -> None:
+        """Go on with another configuration; sessions that exist keep what they were made with."""
+        before, self.config = self.config, config
+        self._budget.bytes_max = config.arena_bytes_max
+        self._protocol.lease_s, self._protocol.sessions_max = config.lease, config.sessions_max
+        if self._replays is not None:
+            self._replays.bytes_max = config.replays_bytes_max
+        if any(getattr(before, name) != getattr(config, name) for name in OFFERS):
+            self._offers.replace(config.registry())
+
+    @property
+    def _kept(self) -> ReplayWriter | None:
+        """The writer of the replays of the next session; None if it is to have none."""
+        return self._replays if self.config.replays_bytes_max and self.config.trace_bytes_max else None
 
     def handle(self, request: Incoming, holder: Holder) -> None:
         """Carry out a request of this client; a bug in that is logged, and answered as a failure."""
@@ -161,7 +191,8 @@ class HubRequests:
         """Answer with a failure, which is logged if it concerns a session or an env."""
         if failure.scope in ("env", "session"):
             # A token of no session is any that the client chooses, and would have a line each.
-            session = {"session": request.token.hex()[:8]} if request.token in self._directory.by_token else {}
+            runtime = self._directory.by_token.get(request.token)
+            session = {} if runtime is None else {"session": runtime.name}
             # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
             log.warning("request_failed", once_per=("session", "code"), **session, **logged(failure))
         self._protocol.fail(request, failure)
@@ -184,8 +215,10 @@ class HubRequests:
                 answer(request, messages.Table([counters]))
             case Op.HEALTH:
                 answer(request, messages.Table([self.health(holder)]))
-            case Op.SESSIONS:
-                answer(request, messages.Table(self.sessions(holder)))
+            case Op.STATUS:
+                answer(request, messages.Table(self.table.answer(request.message, holder)))
+            case Op.OPERATE:
+                self.operations.handle(request, holder)
             case Op.OBSERVE:
                 self._observe(request, holder)
             case _:  # the protocol admits it only where there is a session
@@ -205,11 +238,11 @@ class HubRequests:
             self._refuse(request, holder, Failure("session_lost", "session", "this hub has no such session to observe"))
             return
         client: object = request.peer if holder.quotas is None else holder.name
-        if why := self._observations.refusal(client, runtime.observed_bytes):
+        if why := self.observations.refusal(client, runtime.observed_bytes):
             self.fail(request, Failure("limit", "hub", why))
             return
         observed, arrays = runtime.observe(request.message.described)
-        self._observations.add(client, arrays)
+        self.observations.add(client, arrays)
         self._protocol.answer(request, observed, arrays)
 
     def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
@@ -218,7 +251,7 @@ class HubRequests:
         missing = failure.code == "session_lost" and self._directory.named(session, holder) is None
         unknown = bool(session) and missing
         if unknown:
-            self._directory.note_unknown(request.peer, session, holder, failure.message)
+            self._directory.log_unknown(request.peer, session, holder, failure.message)
             self._protocol.fail(request, failure)
             return
         self.fail(request, failure)
@@ -241,35 +274,45 @@ class HubRequests:
         except OSError as error:
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._directory.add(runtime, request, holder)
+        self.table.plan_look()
         runtime.start(request._replace(message=runtime.state.make))
         return None
 
     def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
         return self._early_refusal(request, holder) or self._directory.attach(
-            request, holder, self._usage.budget(holder)
+            request, holder, self.usage.budget(holder)
         )
 
     def _early_refusal(self, request: Incoming, holder: Holder) -> Failure | None:
         """Refuse what needs no further look; done before all else, for each name that is not offered costs a search."""
-        if why := self._usage.count_make(holder, self._services.clock.now_s()):
+        # An ATTACH counts because it gives the session another token, and each token has lines of its own in the log.
+        if why := self.usage.count("makes", holder, self._services.clock.now_s()):
             return Failure("limit", "hub", why)
-        return _STILL_CLOSING if request.token in self._directory.by_token else None
+        method = request.message.compression
+        if method and method not in (methods := compression.available()):
+            text = f"this hub cannot compress by {brief(method)}; it has {methods or 'nothing to'}"
+            return Failure("refused", "request", text)
+        if request.token in self._directory.by_token:
+            return _STILL_CLOSING
+        if request.op is Op.MAKE and self._directory.called(request.token[:NAME_BYTES].hex()) is not None:
+            return _NAME_IN_USE
+        return None
 
     def _plan(self, request: Incoming, holder: Holder) -> SessionPlan | Failure:
         make: Make = request.message
-        offers, usage, number = self._offers, self._usage.of(holder), self._directory.next_number
+        offers, usage, number = self._offers, self.usage.of(holder), self._directory.next_number
         names = offers.listing.names
-        admission = planner.admit(make, holder, self._config, offers.registry, names, usage, number)
+        admission = planner.admit(make, holder, self.config, offers.registry, names, usage, number)
         if isinstance(admission, Failure):
             return admission
         if failure := offers.refusal(make.name, admission.recipe.settings, admission.hides_folders):
             return failure
         self._services.unread.release()
-        replays = ""
-        if self._replays is not None:
-            replays = name_beginning(make.name, secrets.token_hex(8))
-        facts, name = self._services.env_facts.find(make), request.token.hex()[:8]
-        planned = planner.plan(admission, _machine(self._config.cpus), facts, self._config, name, replays)
+        name, replays = request.token[:NAME_BYTES].hex(), ""
+        if self._kept is not None:
+            replays = name_beginning(make.name, name + secrets.token_hex(4))
+        facts = self._services.env_facts.find(make)
+        planned = planner.plan(admission, _machine(self.config.cpus), facts, self.config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):
             return Failure("limit", "hub", why)
         return planned
@@ -286,25 +329,28 @@ class HubRequests:
                 self._services,
                 self._side_socket.open,
                 holder.name,
-                self._usage.budget(holder),
+                self.usage.budget(holder),
                 factories,
             )
         except OSError:
             if factories >= 0:
                 os.close(factories)
             raise
-        count, machine, rules = planned.count, planned.machine, planned.rules
+        runtime.imports_key = planner.imports_key(make, planned.recipe)
+        runtime.zygote = self._services.supervisor.zygotes.find(runtime.imports_key)
+        rules = replace(planned.rules, has_zygote=runtime.zygote is not None)
+        count, machine = planned.count, planned.machine
         runtime.state = SessionMachine(runtime, make, planned.recipe, count, INFO_BYTES, machine, restarts, rules)
-        if self._replays is not None:
+        if (replays := self._kept) is not None:
             faults, is_vector = make.faults, planned.recipe.settings.vector
-            bytes_max = self._config.trace_bytes_max
-            runtime.replays = ReplayKeeper(self._replays, runtime.interpreter, faults, is_vector, bytes_max)
+            bytes_max = self.config.trace_bytes_max
+            runtime.replays = ReplayKeeper(replays, runtime.interpreter, faults, is_vector, bytes_max)
         return runtime
 
     # --- reports ----
 
     def welcome(self, holder: Holder) -> Welcome:
-        config = self._config
+        config = self.config
         return Welcome(
             hub=envhub.__version__,
             version=str(prelude.VERSION),
@@ -318,17 +364,22 @@ class HubRequests:
         )
 
     def capacity(self, holder: Holder) -> Capacity:
-        return planner.capacity(holder, self._config, self._usage.of(holder), usable_cpus(self._config.cpus))
+        capacity = planner.capacity(holder, self.config, self.usage.of(holder), usable_cpus(self.config.cpus))
+        if self._protocol.draining is not None:  # so that a fleet makes nothing here
+            return Capacity(capacity.cpus, 0, 0, 0)
+        return capacity
 
     def health(self, holder: Holder) -> dict[str, Any]:
         unready = {**self._offers.listing.unready, **self._offers.listing.starting}
+        draining = self._protocol.draining
         return {
-            "status": "draining" if self._protocol.draining else "ok",
+            "status": "draining" if draining else "ok",
+            **({"why": draining.message} if draining else {}),
             "hub": f"{self._protocol.hub_id:016x}",
             "uptime_s": time.monotonic() - self._began_s,
             "sessions": len(self._directory.sessions),
             "loop_lag_s": self._services.clock.lag_s(),
-            "unready": without_folders(unready) if hides_folders(self._config, holder) else unready,
+            "unready": hide_folders_in(unready) if hides_folders(self.config, holder) else unready,
         }
 
     def counters(self) -> dict[str, Any]:
@@ -351,11 +402,10 @@ class HubRequests:
             "handshakes_refused": access.handshakes_refused,
             "handshakes_unfinished": access.handshakes_unfinished,
             "descriptors": descriptor_guard.in_use(),
+            "descriptors_max": descriptor_guard.limit(),
+            "replays_bytes": 0 if self._replays is None else self._replays.nbytes,
+            "replays_bytes_max": self.config.replays_bytes_max,
         }
-
-    def sessions(self, holder: Holder) -> list[dict[str, Any]]:
-        seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
-        return [description(each, each.token in self._protocol.leases) for each in seen]
 
     def progress(self, token: bytes) -> HeartbeatReply:
         """Progress of a request, for its client; the log has that of a request that makes envs, too."""
@@ -370,23 +420,7 @@ class HubRequests:
         # Event: The number of envs that a session has built, and what its workers do if that takes long.
         runtime.log.info("session_making", **made, **doing)
         hides = runtime.state.launcher.rules.hide_folders
-        return replace(progress, starting=without_folders(starting) if hides else starting)
-
-
-def description(runtime: SessionRuntime, leased: bool) -> dict[str, Any]:
-    return {
-        "session": runtime.token[:NAME_BYTES].hex(),  # to tell sessions apart; the whole token is a key to it
-        "env": runtime.state.make.name or "factories",
-        "num_envs": runtime.state.make.num_envs,
-        "workers": runtime.pids,
-        "sizing": "" if runtime.state.sizing.count is None else runtime.state.sizing.count.reason,
-        "restarts": runtime.state.restarts,
-        "recycled": runtime.state.recycled,
-        "steps": runtime.steps,
-        "phase": runtime.state.phase.value,
-        "lane": runtime.state.ownership.lane.value,
-        "leased": leased,
-    }
+        return replace(progress, starting=hide_folders_in(starting) if hides else starting)
 
 
 def _machine(cpus_max: int | None) -> Machine:

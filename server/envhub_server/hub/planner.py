@@ -6,6 +6,7 @@ by what the machine has left. The caller measures between the two, so that a ref
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,7 +76,7 @@ def admit(
         return recipe
     hosting = hosting_of_session(make.hosting, recipe.settings.hosting(config.hosting), number)
     spares = hosting.spares or 0
-    if why := _over_quota(make, holder, spares, usage):
+    if why := _quota_problem(make, holder, spares, usage):
         return Failure("limit", "hub", why)
     workers_max = math.inf if holder.quotas is None else holder.quotas.workers_max - usage.processes - spares
     return Admission(make, recipe, hosting, hides_folders(config, holder), workers_max)
@@ -90,16 +91,26 @@ def capacity(holder: Holder, config: HubConfig, usage: Usage, cpus: int) -> Capa
     return Capacity(cpus, max(0, cpus - usage.busy_workers), max(0, envs), max(0, sessions))
 
 
-def _over_quota(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
+def _quota_problem(make: Make, holder: Holder, spares: int, usage: Usage) -> str:
     quotas = holder.quotas
     if quotas is None:
         return ""
     workers = min(make.num_workers or 1, make.num_envs) + spares
     return (
-        holder.over_quota("sessions", usage.sessions, 1, quotas.sessions_max)
-        or holder.over_quota("envs", usage.envs, make.num_envs, quotas.envs_max)
-        or holder.over_quota("workers", usage.processes, workers, quotas.workers_max)
+        holder.quota_problem("sessions", usage.sessions, 1, quotas.sessions_max)
+        or holder.quota_problem("envs", usage.envs, make.num_envs, quotas.envs_max)
+        or holder.quota_problem("workers", usage.processes, workers, quotas.workers_max)
     )
+
+
+def imports_key(make: Make, recipe: Recipe) -> str:
+    """The same for sessions of a program whose first workers import the same; empty if that is not known."""
+    program = make.program_environment
+    if program is None or recipe.settings.python or ((make.factories or make.runner) and not make.factories_digest):
+        return ""
+    adopted = program.sys_path, program.cwd, program.environ, program.argv, program.flags, program.levels
+    own = make.name, make.factories_digest, make.runner, recipe.entry, recipe.modules, make.pin, program.authkey
+    return hashlib.sha256(repr((own, adopted)).encode()).hexdigest()
 
 
 def plan(
@@ -114,7 +125,7 @@ def plan(
     # A session may always have a worker for each CPU, so a quota lowers their number, too.
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)
-    count = _count(admission, machine, facts.alone, config.workers if isinstance(config.workers, int) else None)
+    count = _count(admission, machine, facts.own_process, config.workers if isinstance(config.workers, int) else None)
     if why := _crowding(admission, machine, count):
         return Failure("refused", "request", why)
     workers = first_workers(make.name, make.num_envs, machine.cpus) if count is None else count.workers
@@ -124,14 +135,16 @@ def plan(
         session,
         hosting,
         replays,
-        facts.libraries,
-        alone=facts.alone,
+        facts.shares_imports,
+        own_process=facts.own_process,
         info_bytes_max=config.info_bytes_max,
+        slow_ms=config.slow_ms,
+        snapshots_max=int(min(config.snapshots_max, admission.workers_max)),
     )
     return SessionPlan(make, admission.recipe, count, machine, rules, workers + (admission.hosting.spares or 0))
 
 
-def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int | None) -> WorkerCount | None:
+def _count(admission: Admission, machine: Machine, own_process: bool, hub_workers: int | None) -> WorkerCount | None:
     make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
     if make.num_workers:
         return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
@@ -144,13 +157,13 @@ def _count(admission: Admission, machine: Machine, alone: bool, hub_workers: int
     if hosting.recycle != Recycle():
         why = "a process per env, which is recycled by itself"
         return chosen_count(make.num_envs, min(make.num_envs, room), why)
-    return count_in_advance(make.name, make.num_envs, alone, machine.cpus)
+    return count_in_advance(make.name, make.num_envs, own_process, machine.cpus)
 
 
 def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:
     """The reason why envs that need a process each cannot have them; empty if they can, or need none."""
     if count is None or admission.recipe.settings.vector:
         return ""
-    if admission.hosting.shares_process is False or count.alone:
+    if admission.hosting.shares_process is False or count.own_process:
         return lacking(admission.make.num_envs, count, machine)
     return ""

@@ -16,7 +16,7 @@ from envhub_server.log import Logger
 from envhub_server.loop import BackgroundThread, Poller
 from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.replay import keep
+from envhub_server.replay import bytes_in, keep
 from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.slots import Slot
 
@@ -31,7 +31,8 @@ class ReplayWriter:
 
     def __init__(self, folder: Path, bytes_max: int, poller: Poller) -> None:
         """Write into this folder, which is made with the first file."""
-        self._folder, self._bytes_max = folder, bytes_max
+        self._folder, self.bytes_max = folder, bytes_max
+        self.nbytes = bytes_in(folder)  # of all files there, when this hub began or wrote the last one
         self._thread = BackgroundThread(poller, "envhub-replays")
 
     def write(self, name: str, replay: Replay) -> None:
@@ -42,7 +43,8 @@ class ReplayWriter:
 
         def work() -> None:
             try:
-                keep(self._folder, name, replay_file.pack(replay), self._bytes_max)
+                keep(self._folder, name, replay_file.pack(replay), self.bytes_max)
+                self.nbytes = bytes_in(self._folder)
             except Exception as error:  # of what foreign code has written, too
                 # The whole text of the former has the file's name, which is another one each time.
                 failed.append(error.strerror if isinstance(error, OSError) and error.strerror else str(error))
@@ -75,12 +77,19 @@ class ReplayKeeper:
     trace_bytes_max: int
     traces: dict[int, Trace] = field(default_factory=dict)  # by number of a process
     built: dict[int, control.Built] = field(default_factory=dict)  # what each process said of its envs, by number
+    of_snapshots: dict[int, control.Built] = field(default_factory=dict)  # as of their workers, by serial number
     first_spec: bytes = b""  # the ``plain_spec`` of the session's first env
 
     def worker_built(self, process: int, built: control.Built) -> None:
         self.built[process] = built
         if built.action_space:  # only the first worker describes the session's spaces
             self.first_spec = built.plain_spec or b""
+
+    def snapshot_taken(self, serial: int, process: int) -> None:
+        self.of_snapshots[serial] = self.built[process]
+
+    def process_restored(self, process: int, serial: int) -> None:
+        self.built[process] = self.of_snapshots[serial]
 
     def begin_trace(self, process: int, slot: Slot, actions: Sequence[Leaf], log: Logger) -> int | None:
         """Begin the trace of a process that has none; the descriptor, which the caller closes."""
@@ -105,11 +114,11 @@ class ReplayKeeper:
         row, trace = memory.progress(wanted.slot).row if wanted.row is None else wanted.row, wanted.trace
         if wanted.process not in self.traces:
             return not_kept(wanted.failure.replay, "its worker had no trace")
-        if wanted.build.shares:
+        if wanted.build.batch_workers:
             row = rows[0]
         position = list(rows).index(row)
         try:
-            trace = trace or self.traces[wanted.process].taken(0 if wanted.build.shares else position)
+            trace = trace or self.traces[wanted.process].taken(0 if wanted.build.batch_workers else position)
         except ValueError as error:
             return not_kept(wanted.failure.replay, str(error))
         built = self.built[wanted.process]  # it had a trace, so it had made its envs

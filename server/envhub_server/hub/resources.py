@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import math
 import secrets
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,16 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envhub.arena.memory import LARGE
 from envhub.protocol import messages
 from envhub.protocol.hub import HubProtocol, Incoming
-from envhub.protocol.messages import Failure, Make, Op, Step
+from envhub.protocol.messages import Attach, Failure, Make, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import EnvFactsTable, Recipe
+from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending
+from envhub_server.hub.latencies import SlowRequests, Subject
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.log import Logger
 from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
+from envhub_server.memory.lost_rows import LostWorkerRows
 from envhub_server.memory.session_memory import (
     ArenaBudget,
     Blob,
@@ -32,18 +35,18 @@ from envhub_server.memory.session_memory import (
     new_bell,
     row_frames,
 )
-from envhub_server.memory.stand_ins import StandIns
 from envhub_server.network.connections import Holder
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
-from envhub_server.processes.worker_handle import Events, WorkerHandle
+from envhub_server.processes.worker_handle import Events, SessionZygote, SnapshotProcess, WorkerHandle
 from envhub_server.session.launcher import interpreter_of
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.state import Driver, Event, Phase
 from envhub_server.session.supervision import logged, slow_to_close
 
-STACK_BYTES_MAX = 16384
-INLINE_BYTES_MAX = 4 << 20  # of observations that the loop compresses itself, in some milliseconds
+NAME_BYTES = 4  # of a session's first token, which are its name
+FORMER_TOKENS_MAX = 8  # of a session, whose clients are told how it ended
+INLINE_BYTES_MAX = 1 << 20  # of observations that the loop compresses itself, in about a millisecond
 COMPRESSED = object()  # the event of the end of a compression
 
 _log = Logger("envhub.hub")
@@ -55,6 +58,11 @@ class Attaching(NamedTuple):
     request: Incoming
     client: Holder
     budget: ArenaBudget
+
+    @property
+    def taker(self) -> str:
+        """The administrator that takes a session over by its name; empty for who was given the session's token."""
+        return self.client.actor if len(self.request.message.session) == NAME_BYTES else ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ class Services:
     transferred: Callable[[int, Attaching], None]  # when the session of a number is about to be another client's
     forget: Callable[[bytes], None]  # when a token is of no session any more
     compression: BackgroundThread
+    slow: SlowRequests
 
 
 @dataclass
@@ -85,10 +94,14 @@ class Compression:
     error: Exception | None = None
 
 
+def _compressors(asked: Make | Attach) -> LeafCompressors | None:
+    return LeafCompressors(asked.compression, asked.compression_ns) if asked.compression else None
+
+
 # Events of a step, and one in place of a ring: the words in the arena say whether all rows are done.
 STEP_REQUESTED = SessionMachine.on_request, (Step(b""), True)  # the state machine does not look at the codes
 ROWS_DONE = SessionMachine.on_rows_done, ()
-ROWS_STOOD_IN = object()
+LOST_ROWS_COMPLETED = object()
 
 
 class SessionResources:
@@ -107,7 +120,9 @@ class SessionResources:
         factories: int = -1,
     ) -> None:
         self.number, self.services = number, services  # its events carry its number, which never changes
-        self.token = token  # another one after each takeover
+        self.token, self.name = token, token[:NAME_BYTES].hex()  # a takeover changes the token, and not the name
+        self.former_tokens: deque[bytes] = deque(maxlen=FORMER_TOKENS_MAX)  # of clients that it was taken over from
+        self.life = Biography(services.clock.now_s())
         self.make, self.recipe = make, recipe
         self.state: SessionMachine  # refers to this; deleted with the session, so that all of it goes at once
         # The name of its client, empty for the hub's user, and the budget of that client's shared memory.
@@ -120,21 +135,27 @@ class SessionResources:
         self.workers: dict[int, WorkerHandle] = {}
         self.serving: dict[int, WorkerHandle] = {}  # those that serve, by slot, which are rung
         self.replays: ReplayKeeper | None = None  # what keeps its replays; None for nothing
+        self.zygote: SessionZygote | None = None  # which forks its further workers
+        self.snapshots: dict[int, SnapshotProcess] = {}  # by serial number
+        self.snapshot_measured_s = -math.inf  # when the memory of one was read last
+        self.imports_key = ""  # by which other sessions use it, too; empty if none may
         self.factories = factories  # the memory of pickled factories, which the session closes; -1 for none
         self.memory: SessionMemory | None = None  # its arena, once there is one
-        self.stand_ins: StandIns | None = None  # what completes rows in place of processes, once there is an arena
+        self.lost_rows: LostWorkerRows | None = None  # completes rows in place of processes, once there is an arena
         self.lane = SharedLaneGrant(services.poller)  # of the client that may drive
         self.side: socket.socket | None = None  # the socket of a client that has shown the ticket
         self._tickets = tickets
         self.ticket = self.new_ticket()  # for the side socket, once; empty where there is none
-        self.arrived: Incoming | None = None  # the last request, which may wait in the queue
+        self.arrived = deque[Incoming]()  # requests that wait in the queue
         self.under_way: Incoming | None = None  # the last one that was handled
         self.attaching: Attaching | None = None  # the client that takes the session over, until it is answered
-        self.part_rows = 0  # how many of the rows of SEND the RECEIVE under way waits for
+        self.waiting = deque[Incoming]()  # SENDs and RECEIVEs that wait for results, the oldest first
+        self.part_rows = 0  # for how many of the rows of SENDs the oldest of them waits
+        self.part_reported = False  # whether rows were taken for it, in an event that is not handled yet
         self._steps = 0  # that its rows had done when its memory was freed
         self.has_infos = False  # True if a row of the last move has something to say besides its arrays
-        self.heard_ns = 0  # when its last request arrived, whatever came of it
-        self._compressors = LeafCompressors(make.compression) if make.compression else None
+        self.last_request_ns = 0  # when its last request arrived, answered or not
+        self._compressors = _compressors(make)
         self.compressing: Compression | None = None  # the reply that a thread compresses; later messages follow it
         self._client_ringer = Ringer()
         self.done_bell = new_bell()  # by which the processes wake the hub
@@ -156,8 +177,11 @@ class SessionResources:
             self.budget.use(-self.memory.nbytes)
             attaching.budget.use(self.memory.nbytes)
         self.services.transferred(self.number, attaching)
+        self.former_tokens.append(self.token)
+        self.life.taken_by = attaching.taker
         self.token, self.ticket = attaching.request.token, self.new_ticket()
         self.owner, self.budget = attaching.client.name, attaching.budget
+        self._compressors = _compressors(attaching.request.message)
 
     @property
     def pids(self) -> list[int]:
@@ -173,8 +197,7 @@ class SessionResources:
 
     @property
     def observed_bytes(self) -> int:
-        memory = self.memory
-        return 0 if memory is None else sum(leaf[0].nbytes for leaf in memory.arena.observations)
+        return 0 if self.memory is None else sum(leaf[0].nbytes for leaf in self.memory.arena.observations)
 
     def observe(self, described: bool) -> tuple[messages.Observed, list[np.ndarray]]:
         memory, made = self.memory, self.state.made
@@ -188,8 +211,25 @@ class SessionResources:
         return self.memory is None or self.memory.arena.quiescent()
 
     @property
+    def subject(self) -> Subject:
+        return Subject(self.name, self.owner, self.state, self.memory)
+
+    @property
     def log(self) -> Logger:
-        return _log.bind(session=self.token.hex()[:8])
+        return _log.bind(session=self.name)
+
+    def abandon(self, ending: Ending, failure: Failure | None = None) -> None:
+        """End the session at once, with this failure or one that says the reason to its client."""
+        self.life.end(ending)
+        self.report(SessionMachine.on_abandoned, failure or ending.failure(self.name))
+
+    @property
+    def ended(self) -> Ending:
+        """The end of the session, which is over; without a reason from outside its machine ended it."""
+        if self.life.ending is not None:
+            return self.life.ending
+        why = "a bug" if self.state.abandoned is None else self.state.abandoned.message
+        return Ending("hub", why, NOT_MADE if self.state.made is None else KILLED)
 
     def report(self, method: Callable[..., None], *facts: Any) -> None:
         """Have the machine told by this method, with these facts, once it has handled all earlier events."""
@@ -201,7 +241,7 @@ class SessionResources:
         # Event: A bug in the hub: please report the line. A session that it concerns is ended.
         self.log.error("internal_error", once_per=("error",), error=repr(error), history=history, exc_info=error)
         why = Failure("internal", "session", f"a bug in the hub or a worker: {error!r}")
-        self.report(SessionMachine.on_abandoned, why)
+        self.abandon(Ending("hub", why.message, KILLED), why)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -212,8 +252,8 @@ class SessionResources:
                 self.on_bell()
             elif self.lane.has(descriptor):
                 self.report(SessionMachine.on_side_closed, self.quiescent)
-            elif self.memory is not None and self.stand_ins is not None and descriptor in self.memory.slot_bells:
-                self.stand_in(self.stand_ins.posted(self.memory.slot_bells.index(descriptor)))
+            elif self.memory is not None and self.lost_rows is not None and descriptor in self.memory.slot_bells:
+                self.report_completed(self.lost_rows.posted(self.memory.slot_bells.index(descriptor)))
         except Exception as error:
             self.broke(error)
 
@@ -223,24 +263,25 @@ class SessionResources:
         if memory is None:
             return
         if self.part_rows:
-            self.report_part(memory)
+            self.report_part()
         if self.state.phase is not Phase.MOVING or not memory.arena.quiescent():
             return
-        self.has_infos = memory.arena.noted()
-        if self.has_infos and memory.arena.info_form() is None and memory.arena.said_by_channel().any():
-            self.read_workers()  # it was sent before the rows were done, so it is here by now
+        self.has_infos = memory.arena.has_infos()
+        if self.has_infos and memory.arena.sent_by_channel():
+            self.read_workers()  # it was sent before the rows were done, so it has arrived
         self.services.events.append((self.number, ROWS_DONE))
 
-    def report_part(self, memory: SessionMemory) -> None:
-        driver = memory.driver
-        if driver.done() < self.part_rows:
+    def report_part(self) -> None:
+        assert self.memory is not None
+        driver = self.memory.driver
+        if self.part_reported or driver.done() < self.part_rows:
             return
-        self.part_rows = 0
+        self.part_rows, self.part_reported = 0, True
         rows, raised = driver.ready()
         driver.taken(rows if raised is None else raised)
         small, large = driver.infos(rows)
         if large or raised is not None:
-            self.read_workers()  # it was sent before the rows were done, so it is here by now
+            self.read_workers()  # it was sent before the rows were done, so it has arrived
         done = tuple(rows.tolist()), tuple(small.items()), tuple(large), raised
         self.report(SessionMachine.on_part_done, *done)
 
@@ -259,25 +300,25 @@ class SessionResources:
         assert self.memory is not None
         self._client_ringer.ring(self.memory.client_bell)
 
-    def post_to_stand_ins(self) -> None:
+    def complete_posted_rows(self) -> None:
         """Complete the steps that were posted to slots without a process, as far as they are to be."""
-        assert self.stand_ins is not None
-        for slot in [*self.stand_ins.losses]:
-            self.stand_in(self.stand_ins.posted(slot))
+        assert self.lost_rows is not None
+        for slot in [*self.lost_rows.losses]:
+            self.report_completed(self.lost_rows.posted(slot))
 
-    def stand_in(self, reports: list[Event]) -> None:
+    def report_completed(self, reports: list[Event]) -> None:
         """Report what was done in place of a worker, and wake the driver if there are rows done."""
         for method, facts in reports:
             self.report(method, *facts)
-        assert self.memory is not None and self.stand_ins is not None
-        if not self.stand_ins.unrung:
+        assert self.memory is not None and self.lost_rows is not None
+        if not self.lost_rows.unrung:
             return
-        self.stand_ins.unrung = False
+        self.lost_rows.unrung = False
         if self.state.ownership.driver is Driver.CLIENT:
             self.ring_client()
         else:
             # Not by the bell, which a worker may have filled.
-            self.services.events.append((self.number, ROWS_STOOD_IN))
+            self.services.events.append((self.number, LOST_ROWS_COMPLETED))
 
     # --- replies and notices, as ``Effects`` describes them -----------------------------------------------------------
 
@@ -299,37 +340,51 @@ class SessionResources:
         for effect in reply.following:
             effect()
 
-    def answer(
-        self, message: Any, arrays: bool = False, rows: Sequence[Blob] = (), part: tuple[int, ...] | None = None
-    ) -> None:
+    def answer(self, message: Any, arrays: bool = False, rows: Sequence[Blob] = ()) -> None:
         request = self.under_way
         assert request is not None
         frames: list[Any] = []
         if self.memory is not None:
-            if arrays:
-                infos = self.state.infos.large if self.has_infos else None
-                frames = self.memory.frames.batch(request.op is Op.STEP, infos)
-                if self._compressors is not None and self._compresses(request, message, frames, first=0):
-                    return
-            elif part is not None:
-                frames = self.memory.frames.rows(np.array(part, np.int64), rows)
-                if self._compressors is not None and self._compresses(request, message, frames, first=1):
-                    return
-            elif request.op is Op.CALL:
-                frames, why = self.services.unread.results(rows, request.message.separate_frames, self.budget)
+            if request.op is Op.CALL:
+                blobs = self.memory.frames.results(request.message.rows, self.state.infos.large)
+                frames, why = self.services.unread.results(blobs, request.message.separate_frames, self.budget)
                 if why:
                     self.fail_request(request, Failure("limit", "hub", why))
+                    return
+            elif arrays and request.op is not Op.SET_ATTR:
+                infos = self.state.infos.large if self.has_infos else None
+                frames = self.memory.frames.batch(request.op is Op.STEP, infos, self.last_request_ns)
+                if self._compressors is not None and self._compresses(request, message, frames, first=0):
                     return
             else:
                 frames = row_frames(rows if request.op is not Op.COLLECT else self._collected(rows))
         self._send(request, message, frames)
+
+    def keep_waiting(self) -> None:
+        assert self.under_way is not None
+        self.waiting.append(self.under_way)
+
+    def answer_part(self, rows: Sequence[Blob] = (), part: tuple[int, ...] = ()) -> None:
+        request, message, frames = self.waiting.popleft(), messages.Done(), Frames()
+        if part and self.memory is not None:
+            frames = self.memory.frames.rows(np.array(part, np.int64), rows)
+            if self._compressors is not None and self._compresses(request, message, frames, first=1):
+                return
+        answer = partial(self._send, request, message, frames)
+        if not self.delays(answer):
+            answer()
+
+    def fail_part(self, failure: Failure) -> None:
+        fail = partial(self.fail_request, self.waiting.popleft(), failure)
+        if not self.delays(fail):
+            fail()
 
     def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
         """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
         assert self.memory is not None and self.under_way is not None
         arena, infos = self.memory.arena, dict(sent)
         for row in self.under_way.message.rows:
-            if row < arena.layout.rows and arena.info_template[row] == LARGE:
+            if row < arena.layout.rows and arena.info_template[row]:
                 infos[row] = bytes(arena.info(row) or b"")  # what was sent is of an earlier step
         return sorted(infos.items())
 
@@ -339,23 +394,23 @@ class SessionResources:
         The session's rows are not written meanwhile: a reply of views is given to its client until the next request.
         """
         assert self.memory is not None and self._compressors is not None
-        compressors, place = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
+        compressors, own = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
         thread = self.services.compression
-        if sum(memoryview(frame).nbytes for frame in frames[place]) <= INLINE_BYTES_MAX:
-            frames[place] = compressors.compress(frames[place])
+        if sum(memoryview(frame).nbytes for frame in frames[own]) <= INLINE_BYTES_MAX:
+            frames[own] = compressors.compress(frames[own])
             return False
         reply = Compression(request, message, frames)
 
         def work() -> None:
             try:
-                frames[place] = compressors.compress(frames[place])
+                frames[own] = compressors.compress(frames[own])
             except Exception as error:
                 reply.error = error
 
         try:
             thread.do(work, lambda: self.services.events.append((self.number, COMPRESSED)))
         except RuntimeError:  # no thread is left
-            frames[place] = compressors.compress(frames[place])
+            frames[own] = compressors.compress(frames[own])
             return False
         self.compressing = reply
         return True
@@ -389,7 +444,7 @@ class SessionResources:
         request = attaching.request
         self.under_way, self.attaching = request, None  # its request is the one under way
         memory.arena.restore()
-        made = replace(made, ticket=self.ticket, steps=memory.arena.done.tolist())
+        made = replace(made, ticket=self.ticket, steps=memory.arena.steps.tolist())
         self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
         self.services.protocol.answer(request, made, ())
 
@@ -406,29 +461,18 @@ class SessionResources:
             self.services.forget(attaching.request.token)
 
     def goodbye(self, why: Failure) -> None:
+        self.life.end(Ending(self.life.drained_by, why.message, CLOSED))
         if not self.delays(partial(self.goodbye, why)):
             self.services.protocol.goodbye(self.token, why)
 
-    def report_closing(self, slow: tuple[tuple[int, int, tuple[int, ...]], ...]) -> None:
+    def report_closing(self, slow: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         by_stack = dict[str, list[int]]()
-        for process, stacks, rows in slow:  # envs that execute the same are told together
-            by_stack.setdefault(self._stack(process, stacks), []).extend(rows)
-        state = self.state
-        text = slow_to_close(state.make, by_stack, state.launcher.rules.hide_folders)
+        for process, rows in slow:  # envs that execute the same are told together
+            stacks = self.workers[process].stacks if process in self.workers else ""
+            by_stack.setdefault(stacks, []).extend(rows)
+        text = slow_to_close(self.state.make, by_stack, self.state.launcher.rules.hide_folders)
         # Event: Envs are slow to close; `note` says which, and what they execute. Their client is told.
         self.notify("envs_closing", text)
-
-    def _stack(self, process: int, descriptor: int) -> str:
-        try:
-            file = os.open(f"/proc/{self.workers[process].pid}/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
-        except (KeyError, OSError):
-            return ""
-        try:
-            return os.read(file, STACK_BYTES_MAX).decode(errors="replace")
-        except OSError:  # an env has put something else there
-            return ""
-        finally:
-            os.close(file)
 
     def notify(self, event: str, text: str) -> None:
         if not self.delays(partial(self.notify, event, text)):

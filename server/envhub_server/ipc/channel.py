@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import fcntl
 import os
 import resource
@@ -61,7 +60,15 @@ class Channel:
         self._reader = DescriptorReader(connection, descriptors_max)
         self._incoming = bytearray()
         self._outgoing: deque[memoryview] = deque()
-        self._reset = False  # whether the kernel has said so: it says it once
+
+    def renew(self, connection: socket.socket) -> Channel:
+        """Be a channel over this connection, in a copy of the process that had made this one."""
+        self.close()
+        self._pid, self._socket = os.getpid(), connection
+        self._reader = DescriptorReader(connection, DESCRIPTORS_MAX)
+        self._incoming.clear()
+        self._outgoing.clear()
+        return self
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -78,8 +85,8 @@ class Channel:
         pieces = control.pack(message)
         length = sum(map(len, pieces))
         if length > self.sent_bytes_max:
-            limit = f"a worker's message has at most {self.sent_bytes_max}"
-            raise ValueError(f"a {type(message).__name__} of {length} bytes; {limit}")
+            text = f"an info, a result of a call or another message ({type(message).__name__}) of {length} bytes"
+            raise ValueError(f"{text}; a worker's has at most {self.sent_bytes_max}")
         if descriptors:
             # They travel with the frame's first bytes, which MUST leave in this call, with none waiting before them.
             if self._outgoing:
@@ -117,7 +124,6 @@ class Channel:
         except BlockingIOError:
             return None
         except OSError as error:
-            self._reset = self._reset or error.errno == errno.ECONNRESET
             raise ChannelClosed(str(error)) from error
         if not chunk:
             raise ChannelClosed("end of file")
@@ -141,14 +147,6 @@ class Channel:
     def arrived_bytes(self) -> int:
         waiting = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_INT.size))
         return self.received_bytes + int(_INT.unpack(waiting)[0])
-
-    def left_unread(self) -> bool:
-        """True if the other end, which is closed in every process, had not read all that was sent."""
-        # The kernel resets a Unix stream whose end is closed with bytes unread (``unix_release_sock`` in Linux). While
-        # a process that was forked from the other end keeps it open, this is not known, and False.
-        reset = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
-        self._reset = self._reset or reset
-        return self._reset or self.backlogged
 
     def take_descriptors(self, count: int) -> list[int]:
         taken = self._reader.take(count)

@@ -15,6 +15,8 @@ from envhub.values import codec
 from envhub.values.leaf import Leaf
 
 INFO_BYTES_MAX = 1 << 20  # limit of a row's info without its observation, unless the hub is private
+STACKS_FILE = "envhub-stacks"  # of a worker, in memory: it writes its stacks there, and the hub reads them
+FRAME_SIDE_MAX, FRAME_BYTES_MAX = 1 << 13, 1 << 25  # of a frame that is drawn for somebody who looks at an env
 INFO_DROPPED = "info_dropped"  # the key of an info that lost its largest entries, since it is larger
 
 
@@ -44,6 +46,8 @@ class Born(Frozen):
     """Worker to hub, its first message: this process is the worker, and is now a child of the hub."""
 
     pid: int
+    stacks: int = -1  # its descriptor of the file ``STACKS_FILE``; -1 for none
+    private_bytes: int = 0  # as far as its page faults tell: memory that it shares with no other process
 
 
 class NotBorn(Frozen):
@@ -76,7 +80,7 @@ class Build(Frozen):
     authkey: bytes = b""
     columns: bool = False
     first_only: bool = False  # make the first env, send FirstBuilt, and wait for BuildRest
-    says_imported: bool = False  # send Imported before the first env is made
+    says_imported: bool = False  # send Imported before the first env is made; if shareable, await ForkZygote
     cpu: Optional[int] = None  # the only CPU to run on
     on_exception: str = "raise"
     on_invalid: str = "pass"
@@ -84,7 +88,7 @@ class Build(Frozen):
     hide_folders: bool = False  # whether reports of exceptions must not name folders
     kwargs_each: List[bytes] = field(default_factory=list)  # in place of ``kwargs``, one per row; empty for none
     variables: Dict[str, str] = field(default_factory=dict)  # of the environment, besides ``environ``
-    shares: int = 0  # of how many workers each makes its share of the envs as one vector env; 0: each env by itself
+    batch_workers: int = 0  # how many workers each make their rows as one vector env; 0: each env by itself
     replays: str = ""  # the prefix of the names of its replays; empty for none
     episodes_max: int = 0  # after which the worker sends EpisodesDone; 0 for no limit
     argv: List[str] = field(default_factory=list)  # of the program; empty for EnvHub's name
@@ -95,6 +99,7 @@ class Build(Frozen):
     row_offset: int = 0  # index of row 0 in the larger vector env, by which texts name envs
     generators: List[int] = field(default_factory=list)  # as of ``ProgramEnvironment``; empty if they are not known
     incarnation: int = 0  # how often the envs were made before; of a spare another number than of any worker
+    snapshots: str = ""  # as of ``messages.Make``
 
 
 class Built(Frozen):
@@ -113,8 +118,7 @@ class Built(Frozen):
     cwd: str = ""  # the folder in which it was made
     # The spec of the first env as data only; empty where it is none, and None where it is that of the session's first.
     plain_spec: Optional[bytes] = b""
-    libraries: Optional[List[str]] = None  # that other workers of these envs can share; None if they must share none
-    fit: bool = False  # whether its envs are known to be fit to share a process, see ``worker.shared_process``
+    may_share_process: bool = False  # whether its envs are fit to share a process, see ``worker.shared_process``
     action_structure: str = ""  # with the observation mode "any": how ``action_space`` nests, and its leaves
 
 
@@ -128,15 +132,19 @@ class Building(Frozen):
 class Imported(Frozen):
     """Worker to hub: the code that makes its envs is loaded."""
 
-    libraries: Optional[List[str]] = None  # as of ``Built``
+    shareable: bool = False  # whether other workers can have what it has imported; then it waits for ForkZygote
+    files: List[str] = field(default_factory=list)  # of imported modules that are not of installed packages
+
+
+class ForkZygote(Frozen):
+    """Hub to worker: fork a zygote for the session's other workers; with descriptors as of one of StartWorkers."""
 
 
 class FirstBuilt(Frozen):
     """Worker to hub: its first env is built; the hub derives the number of workers from this."""
 
-    fit: bool  # as of ``Built``, of this env
+    may_share_process: bool  # as of ``Built``, of this env
     private_bytes: int  # memory that this worker shares with no other process
-    libraries: Optional[List[str]] = None  # as of ``Built``
     cheap: bool = False  # whether its steps are known to be very cheap; then it is fit, too
 
 
@@ -148,7 +156,7 @@ class BuildRest(Frozen):
     variables: Dict[str, str] = field(default_factory=dict)
 
 
-class TakePlace(Frozen):
+class TakeSlot(Frozen):
     """Hub to a spare whose envs are built: become this worker, with these rows; close surplus envs."""
 
     worker: int
@@ -184,6 +192,7 @@ class MapArena(Frozen):
     observation_mode: str
     spin_us: int
     trace_bytes_max: int = 0  # per env, see ``trace``; 0 for no trace
+    slow_ms: int = 0  # send Slow of what takes as long; 0 for never
 
     def layout(self) -> Layout:
         leaves = (self.observation_leaves, self.action_leaves)
@@ -212,12 +221,13 @@ class EpisodesDone(Frozen):
 
 
 class Leave(Frozen):
-    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``Left`` then."""
+    """Hub to worker: serve no rows any more as soon as all envs are between episodes, and send ``HandedOver`` then."""
 
     cut: bool = False  # do so at once; the next step of each env that is in an episode is a truncation
+    restored: bool = False  # do so at once, and leave the rows' words as they are: the next worker has other ones
 
 
-class Left(Frozen):
+class HandedOver(Frozen):
     """Worker to hub: it no longer serves its rows; another worker may."""
 
 
@@ -238,6 +248,14 @@ class Suspicious(Frozen):
     what: str
 
 
+class Slow(Frozen):
+    """Worker to hub: a step, a reset or a call took at least ``slow_ms``; at most one in each tenth of a second."""
+
+    verb: str
+    rows: List[int]  # of the worker; only the slow ones, where it knows that
+    took_ns: int
+
+
 # What all envs of a process share.
 SHARED = ("the random numbers of numpy.random", "the random numbers of random", "os.environ", "the working directory")
 
@@ -248,60 +266,16 @@ class SharedChanged(Frozen):
     what: List[str]
 
 
-class ResetRows(Frozen):
-    """Hub to worker: reset these rows; the worker's other rows repeat their last observations."""
-
-    rows: List[int]
-    seeds: List[Optional[int]]
-    options: bytes
-    options_each: List[bytes] = field(default_factory=list)  # in place of ``options``, one per row; empty for none
-
-
-class StepRows(Frozen):
-    """Hub to worker, instead of a ring: step; ``out_of_band`` has the parts of the actions that travel out of band."""
-
-    out_of_band: bytes
-
-
-class CallRows(Frozen):
-    """Hub to worker: ``envhub.protocol.messages.Call`` on these rows, of which the worker has all."""
-
-    rows: List[int]
-    name: str
-    args: bytes
-    only_kind: bool = False
-    skip_unreset: bool = False
-    question: str = ""
-    number: int = 0  # of the call; the answer repeats it
-    reset_first: bool = False
-
-
 class SetAttrRows(Frozen):
-    """Hub to worker: set an attribute of these rows to ``value``, or to one value per row if ``each`` has any."""
+    """Worker to hub, before the rows' ``done``: an attribute of these rows was set. Hub to the next worker: set it."""
 
     rows: List[int]
     name: str
-    value: bytes = b""
-    each: List[bytes] = field(default_factory=list)
-    number: int = 0  # as of ``CallRows``; 0 for what was set on the envs before these, which has no answer
-
-
-class CallResults(Frozen):
-    """Worker to hub: one encoded result per row of the call."""
-
-    values: List[bytes]
-    number: int = 0  # of the call
-
-
-class CallFailed(Frozen):
-    """Worker to hub: an env raised in a call."""
-
-    failure: Failure
-    number: int = 0  # of the call
+    values: List[bytes]  # one per row
 
 
 class RowInfo(Frozen):
-    """Worker to hub, before the row's ``done``: the info of a row, if it is too large for the arena."""
+    """Worker to hub, before the row's ``done``: an info, or a result of a call, that is too large for the arena."""
 
     row: int
     info: bytes
@@ -309,18 +283,19 @@ class RowInfo(Frozen):
 
 
 class InfoTemplate(Frozen):
-    """Worker to hub, before the first such info: an encoded example of the infos of this template."""
+    """Worker to hub, before the first such info: an encoded example of the infos of this template, their bytes."""
 
     number: int
     example: bytes
+    nbytes: int = 0
 
 
 class RowFailed(Frozen):
-    """Worker to hub, before the row's ``done`` in a step or reset: an env raised, not in a call."""
+    """Worker to hub, before the row's ``done``: an env raised."""
 
     failure: Failure
     number: int = 0  # the row's ``request``; 0 where the worker has no arena yet
-    trace: bytes = b""  # as of ``Faulted``; also empty where no env was reset or stepped
+    trace: bytes = b""  # as of ``Faulted``; also empty in a call, and where no env was reset or stepped
     invalid: bool = False  # whether the env gave what is not finite
 
 
@@ -347,6 +322,79 @@ class FactoryFailed(Frozen):
     missing: bool = True
 
 
+class Draw(Frozen):
+    """Hub to worker: draw the env of ``row`` by its ``render``, between two of its steps, until ``until_s``."""
+
+    number: int
+    row: int
+    until_s: float  # on the clock of ``time.monotonic``; later it is not wanted
+
+
+class Drawn(Frozen):
+    """Worker to hub: the frame of this ``Draw``, as bytes of its shape; with a ``problem`` there is none."""
+
+    number: int
+    shape: List[int] = field(default_factory=list)  # height, width and channels
+    pixels: bytes = b""
+    problem: str = ""
+
+
+class TakeSnapshot(Frozen):
+    """Hub to worker, between two requests: fork a snapshot of its env, with this end of the channel to it."""
+
+    name: str
+    serial: int  # a number of its own in the session
+    unsafe: bool = False  # also if the env has what a copy would not have, or would share
+    forks: bool = True  # else the snapshot is the last one of ``kept``, and the requests since then
+    kept: List[int] = field(default_factory=list)  # serial numbers of those whose processes live
+
+
+class SnapshotTaken(Frozen):
+    """Worker to hub: the snapshot was taken. With ``problems`` it is none: what cannot be copied, for people."""
+
+    serial: int
+    problems: List[str]
+    steps: int = 0  # of the episode
+    episode: int = 0  # the number of the env's episode, from 1 on
+    ended: bool = False  # whether the episode has ended
+    base: int = 0  # if it was not forked, the serial number of the one that it is with these requests
+    requests: bytes = b""
+
+
+class RepeatRequests(Frozen):
+    """Hub to a restored worker, before it maps the arena: make the requests of a ``SnapshotTaken`` again.
+
+    They are in the memory whose descriptor comes with this.
+    """
+
+    name: str
+
+
+class RequestsRepeated(Frozen):
+    """Worker to hub: they were made, unless there is a problem."""
+
+    problem: str = ""
+
+
+class Try(Frozen):
+    """Hub to worker: make the env of ``build``, try it, and end."""
+
+    build: Build
+    thorough: bool = False  # find all that ``envhub validate`` says; else reset and step it once
+
+
+class Trying(Frozen):
+    """Worker to hub: what it does with the env from now on."""
+
+    what: str
+
+
+class Tried(Frozen):
+    """Worker to hub, once the env did what was tried."""
+
+    facts: Dict[str, Any]  # see ``worker.trial``
+
+
 class CloseEnvs(Frozen):
     """Hub to worker: close the envs and end."""
 
@@ -355,7 +403,6 @@ class Closing(Frozen):
     """Worker to hub: the envs of ``rows`` are about to be closed, and those before them are; none if all are."""
 
     rows: List[int]
-    stacks: int = -1  # the worker's descriptor of the file for its stack
 
 
 # Every message of this module, and the protocol's two that workers send.
@@ -389,11 +436,15 @@ class SetAttributes:
         self._values: dict[str, dict[int, bytes]] = {}
         self._nbytes = 0
 
-    def note(self, message: SetAttrRows) -> bool:
+    def has(self, message: SetAttrRows) -> bool:
+        values = self._values.get(message.name, {})
+        return all(values.get(row) == value for row, value in zip(message.rows, message.values))
+
+    def add(self, message: SetAttrRows) -> bool:
         """Keep a set attribute; return False if there is no room, and then keep nothing of this name."""
         values = self._values.pop(message.name, {})
         self._nbytes -= _nbytes(values)
-        values.update(zip(message.rows, message.each or [message.value] * len(message.rows)))
+        values.update(zip(message.rows, message.values))
         if self._nbytes + _nbytes(values) > BYTES_MAX:
             return False
         self._nbytes += _nbytes(values)
@@ -401,9 +452,9 @@ class SetAttributes:
         return True
 
     def again(self, rows: Sequence[int]) -> list[SetAttrRows]:
-        """Messages that set it all again on the new envs of these rows; such a message has no number, and no answer."""
+        """Messages that set it all again on the new envs of these rows."""
         by_name = ((name, [row for row in rows if row in values], values) for name, values in self._values.items())
-        return [SetAttrRows(mine, name, each=[values[row] for row in mine]) for name, mine, values in by_name if mine]
+        return [SetAttrRows(mine, name, [values[row] for row in mine]) for name, mine, values in by_name if mine]
 
 
 def _nbytes(values: dict[int, bytes]) -> int:

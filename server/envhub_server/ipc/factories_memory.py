@@ -14,10 +14,10 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Iterator
 
-from envhub.protocol.messages import Make, places_in
+from envhub.protocol.messages import Make, offsets_in
 from envhub.transport.descriptors import new_memory
 
-_COUNT, _PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
+_COUNT, _OFFSETS = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
 def held(make: Make) -> tuple[Make, int]:
@@ -25,11 +25,11 @@ def held(make: Make) -> tuple[Make, int]:
     # The caller owns the descriptor, which is -1 where the envs are made by their name. Raises ``OSError``.
     if not make.factories:
         return make, -1
-    places = places_in(make.factories, make.num_envs)
-    head = _COUNT.size + _PLACE.size * max(1, len(places))
-    begins_and_ends = places or [(0, len(make.factories))]
+    offsets = offsets_in(make.factories, make.num_envs)
+    head = _COUNT.size + _OFFSETS.size * max(1, len(offsets))
+    begins_and_ends = offsets or [(0, len(make.factories))]
     words = b"".join(
-        [_COUNT.pack(len(places)), *(_PLACE.pack(head + begin, head + end) for begin, end in begins_and_ends)]
+        [_COUNT.pack(len(offsets)), *(_OFFSETS.pack(head + begin, head + end) for begin, end in begins_and_ends)]
     )
     descriptor = new_memory("envhub-factories", head + len(make.factories))
     try:
@@ -41,9 +41,9 @@ def held(make: Make) -> tuple[Make, int]:
     return replace(make, factories=sha256(make.factories).digest()), descriptor
 
 
-def why_misplaced(make: Make) -> str:
+def why_malformed(make: Make) -> str:
     try:
-        places_in(make.factories, make.num_envs)
+        offsets_in(make.factories, make.num_envs)
     except ValueError as error:
         return str(error)
     return ""
@@ -61,6 +61,6 @@ def pickle_of(descriptor: int, row: int) -> Iterator[tuple[memoryview, bool]]:
     # It is mapped and not read: the pickle of much data is no memory of the process.
     with contextlib.closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as memory:
         (count,) = _COUNT.unpack_from(memory)
-        begin, end = _PLACE.unpack_from(memory, _COUNT.size + _PLACE.size * (row if count else 0))
+        begin, end = _OFFSETS.unpack_from(memory, _COUNT.size + _OFFSETS.size * (row if count else 0))
         with memoryview(memory) as whole, whole[begin:end] as pickled:
             yield pickled, bool(count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
-from typing import Container, Iterable
+from typing import Iterable
 
 # Packages on PyPI by the module that they install, where the names differ.
 PACKAGES = {
@@ -76,18 +76,3 @@ def meant(name: str, names: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-LIBRARIES = (
-    *("mujoco", "networkx", "pandas", "sympy", "torch"),
-    *("scipy", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage", "scipy.optimize"),
-    *("scipy.signal", "scipy.sparse", "scipy.spatial", "scipy.spatial.transform", "scipy.special", "scipy.stats"),
-)
-# MuJoCo imports one of these where ``MUJOCO_GL`` says so, and EGL's opens a device, which no fork may use.
-_OPENS_A_DEVICE = ("mujoco.egl", "mujoco.osmesa")
-
-
-def shared(names: Container[str]) -> list[str]:
-    # Not by a set of the names: of all modules, that would write to the pages of all their names in each worker.
-    draws = any(name in names for name in _OPENS_A_DEVICE)
-    return [name for name in LIBRARIES if name in names and not (draws and name == "mujoco")]

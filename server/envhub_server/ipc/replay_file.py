@@ -1,19 +1,19 @@
 """Replays: the trace of what a worker's envs were asked, and the file from which a failure is run again.
 
 The trace is in memory that the hub also maps, since it must outlive the worker. The hub makes a sealed memfd for each
-process of a slot, and the process notes every batch before it calls an env. Of a process that has ended the hub reads
+process of a slot, and the process entries every batch before it calls an env. Of a process that has ended the hub reads
 it; of an env that raised its process sends it, since it goes on. The memory has, one after the other::
 
     words    int64: the number of batches; and per group of rows the batch with which its trace begins, and the bytes
-             of its notes
+             of its entries
     rings    of bytes, batch ``t`` at ``t % batches``: ``[rows][8]`` the ``needs_reset`` of each row before the step, or
              NOTHING; then for each leaf of the actions ``[rows][8 per element]``
-    notes    per group, what is no step: each its length (uint32) and an encoded list of the batch that it comes before,
+    entries  per group, what is no step: each its length (uint32) and an encoded list of the batch that it comes before,
              its kind, and its fields
 
 The kinds are RESET ``(seeds by row, options, generator)``, ACTION ``(row, leaves without a fixed size)``, CODES ``(of
-each leaf of the actions)``, CALL ``(rows, name, [arguments])`` and SET ``(rows, name, values)``. Each value is
-encoded, or None where it is no plain data.
+each leaf of the actions)``, CALL ``(rows, name, [arguments])``, SET ``(rows, name, values)`` and RESTORED
+``(snapshot)``, which no replay runs. Each value is encoded, or None where it is no plain data.
 
 A worker runs foreign code, which may write anything here: the hub checks all numbers, and decodes nothing.
 """
@@ -28,6 +28,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from envhub.arena.memory import CALL_INCREMENT
 from envhub.protocol.messages import as_map
 from envhub.protocol.messages import build as message_of
 from envhub.transport.descriptors import new_memory
@@ -36,14 +37,14 @@ from envhub.values.leaf import OBJECT, Leaf
 from envhub_server.ipc import control
 
 NOTHING = -1  # what a row was asked in a batch of others
-RESET, ACTION, CALL, SET, CODES = "reset", "action", "call", "set", "codes"
+RESET, ACTION, CALL, SET, CODES, RESTORED = "reset", "action", "call", "set", "codes", "restored"
 TAKEN_BYTES_MAX = 1 << 25
 
 LENGTH = struct.Struct("<I")
 
 
 class TraceLayout(NamedTuple):
-    """The places of everything: ``env_bytes`` per row, half of them for the steps, and half for the notes."""
+    """The offsets of everything: ``env_bytes`` per row, half of them for the steps, and half for the entries."""
 
     rows: int
     groups: int
@@ -59,12 +60,12 @@ class TraceLayout(NamedTuple):
         return max(2, self.env_bytes // 2 // sum(self.widths))
 
     @property
-    def notes_bytes(self) -> int:
+    def entries_bytes(self) -> int:
         return self.env_bytes // 2 * (self.rows // self.groups)
 
-    def places(self) -> list[int]:
+    def offsets(self) -> list[int]:
         sizes = [8 * (1 + 2 * self.groups), *(self.batches * self.rows * width for width in self.widths)]
-        return [*accumulate(-(-size // 64) * 64 for size in [*sizes, *[self.notes_bytes] * self.groups])]
+        return [*accumulate(-(-size // 64) * 64 for size in [*sizes, *[self.entries_bytes] * self.groups])]
 
 
 def layout_of(rows: int, is_batch: bool, leaves: Sequence[Leaf], env_bytes: int) -> TraceLayout:
@@ -74,14 +75,14 @@ def layout_of(rows: int, is_batch: bool, leaves: Sequence[Leaf], env_bytes: int)
 
 def allocate(layout: TraceLayout) -> int:
     """A sealed memfd; the caller owns the descriptor. Its pages are taken as they are written."""
-    return new_memory("envhub-trace", layout.places()[-1])
+    return new_memory("envhub-trace", layout.offsets()[-1])
 
 
 class Trace:
     """The mapped memory; the descriptor remains the caller's."""
 
     def __init__(self, layout: TraceLayout, descriptor: int) -> None:
-        self.layout, starts = layout, layout.places()
+        self.layout, starts = layout, layout.offsets()
         self._memory = mmap.mmap(descriptor, starts[-1])
         if hasattr(mmap, "MADV_DONTFORK"):  # as of the arena
             self._memory.madvise(mmap.MADV_DONTFORK)  # a child of an env must not write to it
@@ -93,7 +94,7 @@ class Trace:
         ]
         first = len(layout.widths)
         whole = memoryview(self._memory)
-        self.notes = [whole[start : start + layout.notes_bytes] for start in starts[first : first + layout.groups]]
+        self.entries = [whole[start : start + layout.entries_bytes] for start in starts[first : first + layout.groups]]
 
     def taken(self, group: int) -> bytes:
         """A copy of what is kept of a group, encoded, for ``worker.replayer``; ``cut`` says why that is not enough."""
@@ -101,14 +102,14 @@ class Trace:
         begun, (first, length) = self.words[0], self.words[1 + 2 * group : 3 + 2 * group]
         if not (0 <= first <= begun < 1 << 62 and length >= 0):
             raise ValueError("its trace is damaged")
-        if begun - first > layout.batches or length > layout.notes_bytes:
+        if begun - first > layout.batches or length > layout.entries_bytes:
             text = f"since its last reset it was asked more than trace_bytes_max={layout.env_bytes} holds"
             return codec.encode({"cut": text})
         if (begun - first) * size * sum(layout.widths) + length > TAKEN_BYTES_MAX:
             raise ValueError(f"its trace has more than {TAKEN_BYTES_MAX} bytes")
         places, rows = np.arange(first, begun) % layout.batches, slice(group * size, (group + 1) * size)
         rings = [ring[places, rows].tobytes() for ring in self.rings]
-        return codec.encode({"cut": "", "first": first, "notes": bytes(self.notes[group][:length]), "rings": rings})
+        return codec.encode({"cut": "", "first": first, "entries": bytes(self.entries[group][:length]), "rings": rings})
 
 
 SUFFIX = ".replay"
@@ -146,13 +147,15 @@ class Replay:
         build = message_of(control.Build, self.build)
         if foreign := [name for name, nothing in _LEFT_OUT.items() if getattr(build, name) != nothing]:
             raise ValueError(f"it holds what no hub writes: {', '.join(foreign)}")
-        if not build.rows or (len(build.rows) > 1 and not build.shares):
+        if not build.rows or (len(build.rows) > 1 and not build.batch_workers):
             raise ValueError("its rows are not those of one env, or vector env")
         return build, message_of(control.MapArena, self.mapped)
 
 
 def name_of_raised(prefix: str, row: int, number: int) -> str:
-    return f"{prefix}-env{row}-{number}"
+    """The name has the number of the env's step or reset, and of the calls until then if there were any."""
+    calls, steps = divmod(number, CALL_INCREMENT)
+    return f"{prefix}-env{row}-{steps}{f'-{calls}' if calls else ''}"
 
 
 def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build, List[str]]:
@@ -163,13 +166,13 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
     if build.factories:
         entry, kwargs = codec.decode(source)
         if not entry:
-            shown = kwargs.decode("utf-8", "replace")
-            lacks.append(f"the factory of the env, which is in no module that can be imported ({shown})")
+            text = kwargs.decode("utf-8", "replace")
+            lacks.append(f"the factory of the env, which is in no module that can be imported ({text})")
     if not (lacks or is_plain(kwargs)):
         lacks.append("the arguments of the env")
     wrapped = zip(build.wrappers, build.wrapper_kwargs)
     lacks += [f"the arguments of the wrapper {wrapper}" for wrapper, blob in wrapped if not is_plain(blob)]
-    rows = build.rows if build.shares else [row]
+    rows = build.rows if build.batch_workers else [row]
     kept = replace(
         build, rows=rows, kwargs=kwargs, kwargs_each=[], entry=entry, cpu=None, first_only=False, **_LEFT_OUT
     )
@@ -177,6 +180,8 @@ def plain(build: control.Build, row: int, source: bytes) -> Tuple[control.Build,
 
 
 def is_plain(blob: bytes) -> bool:
+    if type(blob) is bytes and codec.PICKLE not in blob:
+        return True  # no pickle without the byte that is its type
     try:
         codec.decode(blob) if blob else None
     except codec.DecodeError:

@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import struct
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envhub.arena.layout import HEADER_BYTES, Layout
-from envhub.arena.memory import OP_RESET, TURN_FIRST, TURN_ROW, Arena, ArenaDriver, allocate
+from envhub.arena.layout import HEADER_BYTES, MESSAGE_BYTES, Layout
+from envhub.arena.memory import (
+    CALLS,
+    FIRST_CALL,
+    OP_RESET,
+    ROW_BITS,
+    Arena,
+    ArenaDriver,
+    StepTimes,
+    allocate,
+)
 from envhub.protocol import messages
 from envhub.protocol.prelude import FRAMES_MAX, Frame, Frames
 from envhub.transport.descriptors import DESCRIPTORS_MAX
@@ -34,12 +44,12 @@ Blob = tuple[int, Frame]  # a row, and what the reply has for this row
 class LeafCompressors:
     """Compresses observations, where that saves bytes."""
 
-    def __init__(self, method: str) -> None:
-        self._method = method
+    def __init__(self, method: str, byte_ns: float) -> None:
+        self._method, self._byte_ns = method, byte_ns
         self._compressors: list[Compressor] = []  # one for each leaf, since one leaf may save bytes and another not
 
     def compress(self, observations: Sequence[Frame]) -> Frames:
-        self._compressors = self._compressors or [Compressor(self._method) for _ in observations]
+        self._compressors = self._compressors or [Compressor(self._method, self._byte_ns) for _ in observations]
         return [each.compress(leaf) for each, leaf in zip(self._compressors, observations, strict=True)]
 
 
@@ -56,7 +66,7 @@ class StepFrames:
         self.codes = b""  # of the last step, as ``ArenaDriver.post`` takes them, and so are ``arrays``
         self.arrays: Sequence[Frame] = ()
         self.out_of_band = False
-        self._out_of_band: list[tuple[int, bytes]] = []
+        self._times, self._steps = StepTimes(arena.step_ns.data), 0
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -67,7 +77,7 @@ class StepFrames:
         lengths = [*map(len, frames)]
         if lengths[: len(self._sizes)] != self._sizes or len(lengths) != len(self._sizes) + self.out_of_band:
             return f"action frames of {lengths} bytes where {self._sizes} are due; no env has moved"
-        if self.out_of_band and (problem := self._load_out_of_band(frames[-1])):
+        if self.out_of_band and (problem := self._problem_out_of_band(frames[-1])):
             return problem
         self.codes, self.arrays = codes, frames  # the frame of actions out of band is the last, and has no buffer
         return ""
@@ -83,17 +93,14 @@ class StepFrames:
         self._sized_codes, self._sizes, self.out_of_band = codes, sizes, actions.OUT_OF_BAND in codes
         return ""
 
-    def _load_out_of_band(self, frame: Frame) -> str:
+    def _problem_out_of_band(self, frame: Frame) -> str:
         rows = self._arena.layout.rows
         try:
-            self._out_of_band = messages.unpack_rows(frame, rows)
+            out_of_band = messages.unpack_rows(frame, rows)
         except codec.DecodeError as error:
             return f"{error}; no env has moved"
-        complete = [row for row, _ in self._out_of_band] == list(range(rows))
+        complete = [row for row, _ in out_of_band] == list(range(rows))
         return "" if complete else "the actions out of band are not one for each row; no env has moved"
-
-    def out_of_band_of(self, rows: Sequence[int]) -> bytes:
-        return messages.pack_rows(self._out_of_band[row] for row in rows)
 
     def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Frame]) -> tuple[np.ndarray, list[np.ndarray]]:
         """The rows of a partial batch, and their actions, one array per leaf; raises ``ValueError``."""
@@ -113,12 +120,15 @@ class StepFrames:
 
     # --- replies ------------------------------------------------------------------------------------------------------
 
-    def batch(self, results: bool, large_infos: dict[int, bytes] | None) -> Frames:
-        """The whole batch: observations, ``results`` if wanted, and infos unless ``large_infos`` is None."""
+    def batch(self, results: bool, large_infos: dict[int, bytes] | None, arrived_ns: int) -> Frames:
+        """The whole batch: observations, of a step the ``results``, and infos unless ``large_infos`` is None."""
         arena = self._arena
         frames: Frames = [*self._driver.observations()]
         if results:
             frames.append(arena.results.tobytes())
+            self._steps += 1
+            if self._steps >= self._times.next_step:
+                self._times.keep(self._steps, time.monotonic_ns() - arrived_ns)
         if large_infos is not None:
             # A worker may have sent an info and then ended, so that the row's result is another.
             limit, lengths = arena.layout.info_bytes, arena.info_length
@@ -127,6 +137,14 @@ class StepFrames:
             small, columns = arena.all_infos()
             frames += row_frames(sorted([*small, *large], key=itemgetter(0)) if large else small, columns)
         return frames
+
+    def results(self, rows: Sequence[int], large: dict[int, bytes]) -> list[Blob]:
+        """The results of a call of these rows, or of all: views of the arena, and what came on the channel."""
+        arena, blobs = self._arena, list[Blob]()
+        for row in rows or range(arena.layout.rows):
+            blob = arena.result(row)
+            blobs.append((row, large.get(row, b"") if blob is None else blob))
+        return blobs
 
     def rows(self, rows: np.ndarray, infos: Sequence[Blob]) -> Frames:
         columns = self._arena.columns(rows)
@@ -175,6 +193,7 @@ class Words(NamedTuple):
     done: np.ndarray
     op: np.ndarray
     needs_reset: np.ndarray
+    begun: np.ndarray
 
 
 class SessionMemory:
@@ -204,28 +223,48 @@ class SessionMemory:
 
     def grow(self, row: int, nbytes: int, budget: ArenaBudget) -> None:
         """Give the row room for infos of this size; without memory for it, they come on the worker's channel."""
-        place, room = self.arena.large_infos.shape[1], int(self.arena.rooms[row])
-        wanted = min(-(-int(nbytes * INFO_GROWTH) // HEADER_BYTES) * HEADER_BYTES, place)
-        if nbytes > wanted or wanted <= room or wanted - room > budget.left:
+        arena, room = self.arena, self.arena.room(row)
+        room_max = len(arena.large_message) if row == arena.layout.rows else arena.large_infos.shape[1]
+        wanted = min(-(-int(nbytes * INFO_GROWTH) // HEADER_BYTES) * HEADER_BYTES, room_max)
+        if not arena.layout.info_bytes < nbytes <= wanted or wanted <= room or wanted - room > budget.left:
             return
         try:
-            os.posix_fallocate(self.descriptor, self.arena.large_info_offset(row) + room, wanted - room)
+            os.posix_fallocate(self.descriptor, arena.large_offset(row) + room, wanted - room)
         except OSError:
             return
         budget.use(wanted - room)
         self.nbytes += wanted - room
-        self.arena.give_room(row, wanted)
+        arena.give_room(row, wanted)
+
+    def put_message(self, message: Frame, budget: ArenaBudget) -> str:
+        """Store the message of a request; returns why there is no room for it, or an empty text."""
+        if self.arena.put_message(message):
+            return ""
+        self.grow(self.arena.layout.rows, len(message), budget)
+        if self.arena.put_message(message):
+            return ""
+        fitting = f"where at most {max(MESSAGE_BYTES, len(self.arena.large_message))} fit the session's memory"
+        return f"a request of {len(message)} bytes, {fitting}; of arena_bytes_max {max(0, budget.left)} are left"
+
+    def reset_rows(self) -> set[int] | None:
+        """The rows that the last posted reset names; None if its message cannot be read."""
+        try:
+            mask = messages.unpack(messages.Reset, self.arena.message()).mask
+        except codec.DecodeError:  # a client may write to the arena
+            return None
+        return {row for row in range(self.arena.layout.rows) if not mask or (row < len(mask) and mask[row])}
 
     @property
     def steps(self) -> int:
-        return int(self.arena.done.sum())
+        return int(self.arena.steps.sum())
 
     def rows(self, slot: int) -> np.ndarray:
         return np.arange(slot, self.arena.layout.rows, len(self.slot_bells))
 
     def words(self, slot: int) -> Words:
         arena, rows = self.arena, self.rows(slot)
-        return Words(rows, arena.request[rows], arena.done[rows], arena.op[rows], arena.needs_reset[rows])
+        columns = arena.request, arena.done, arena.op, arena.needs_reset, arena.begun
+        return Words(rows, *(column[rows] for column in columns))
 
     def is_current(self, slot: int, row: int | None, number: int) -> bool:
         return row in self.rows(slot).tolist() and int(self.arena.request[row]) == number
@@ -233,17 +272,23 @@ class SessionMemory:
     def progress(self, slot: int) -> Progress:
         """The row and call that this slot's process executes, or that it must execute next."""
         rows, request, done, *_ = self.words(slot)
-        turn = int(self.arena.turn[slot])
-        row, first = turn & TURN_ROW, bool(turn & TURN_FIRST)
+        word = int(self.arena.progress[slot])
+        row, first = word & ROW_BITS, bool(word & FIRST_CALL)
         named = row if row in rows else int(rows[0])
         pending = rows[request != done]
         if not pending.size:
-            return Progress(turn, named, "")
-        # A worker that makes an env again also writes a first turn, of a row that need not be pending.
+            return Progress(word, named, "")
+        # A worker that makes an env again also writes a first word, of a row that need not be pending.
         if row not in pending and not (first and row in rows):
             row = int(pending[0])  # it has not begun with a pending row
-        kind = "reset" if self.arena.op[row] == OP_RESET else "init" if first else "step"
-        return Progress(turn, row, kind)
+        op = self.arena.op[row]
+        kind = "reset" if op == OP_RESET else "call" if op in CALLS else "init" if first else "step"
+        return Progress(word, row, kind)
+
+    def at_work_ns(self, slot: int) -> int:
+        """For how long this slot's process has executed what it executes; 0 if it waits."""
+        since_ns = int(self.arena.since[slot])
+        return max(0, time.monotonic_ns() - since_ns) if since_ns > 0 else 0
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last view of it."""
@@ -280,7 +325,9 @@ class SharedLaneGrant:
         """True if this descriptor is the one that is ready when the client has gone."""
         return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
-    def share(self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source) -> bool:
+    def send_memory(
+        self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source
+    ) -> bool:
         """Send the client behind this socket all that it needs to drive; False if it has gone or does not read."""
         # ``source`` is called when the client has left its side socket. It is not kept here, since it holds this grant:
         # a session that has ended must go at once, and an idle hub collects no cycles.
@@ -322,7 +369,7 @@ CHECK_S = 0.25
 
 
 @dataclass
-class _Left:
+class _Unread:
     memory: weakref.ref[Any]
     nbytes: int
     budget: ArenaBudget
@@ -335,7 +382,7 @@ class UnreadMemory:
 
     def __init__(self, joined_bytes_max: int) -> None:
         self._joined_bytes_max = joined_bytes_max
-        self._left: list[_Left] = []
+        self._left: list[_Unread] = []
         self._results: list[tuple[weakref.ref[np.ndarray], int, ArenaBudget]] = []
         self.next_s = math.inf  # when to call ``check`` next
 
@@ -343,7 +390,7 @@ class UnreadMemory:
         self, memory: weakref.ref[Any], nbytes: int, budget: ArenaBudget, connections: set[int], now_s: float
     ) -> None:
         """Note an arena of ``nbytes`` of this budget; the caller keeps no reference, but updates ``connections``."""
-        self._left.append(_Left(memory, nbytes, budget, connections, now_s + UNREAD_S))
+        self._left.append(_Unread(memory, nbytes, budget, connections, now_s + UNREAD_S))
         self.release()
         self.next_s = now_s + CHECK_S if self._left else math.inf
 
@@ -353,21 +400,21 @@ class UnreadMemory:
         """The frames of a reply to a call, which count in this budget while they exist, or why they may not."""
         # The protocol keeps them until the session's next request, and libzmq until its client has read them. Where the
         # client takes ``separate_frames`` and libzmq does not copy them, each is a frame: joining would hold the loop.
+        # A view of the arena counts in its bytes.
         self.release()
         nbytes = sum(len(blob) for _, blob in blobs)
+        separate = separate_frames and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES
         text = f"the results of a call have {nbytes} bytes"
-        if nbytes > budget.left:
+        if sum(len(blob) for _, blob in blobs if not separate or type(blob) is bytes) > budget.left:
             return [], f"{text}; of arena_bytes_max {max(0, budget.left)} are left"
-        if separate_frames and 1 < len(blobs) < FRAMES_MAX and nbytes >= len(blobs) * ZERO_COPY_BYTES:
-            frames = [blob for _, blob in blobs]
-        elif nbytes > self._joined_bytes_max:
+        if not separate and nbytes > self._joined_bytes_max:
             return [], f"{text}; one frame has at most {self._joined_bytes_max}: call fewer envs at a time"
-        else:
-            frames = row_frames(blobs)
-        arrays = [np.frombuffer(frame, np.uint8) for frame in frames]
-        for array in arrays:
-            budget.use(array.nbytes)
-            self._results.append((weakref.ref(array), array.nbytes, budget))
+        arrays = []
+        for frame in [blob for _, blob in blobs] if separate else row_frames(blobs):
+            arrays.append(array := np.frombuffer(frame, np.uint8))
+            if type(frame) is bytes:
+                budget.use(array.nbytes)
+                self._results.append((weakref.ref(array), array.nbytes, budget))
         return arrays, ""
 
     def release(self) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub.errors import AddressError, KeysError
+from envhub.errors import AddressError
+from envhub.protocol.hub import Incoming
+from envhub.protocol.messages import as_map
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import sockets
 from envhub.transport.address import key_of
@@ -23,10 +26,11 @@ from envhub_server.network.connections import (
     Connections,
     Holder,
     KnownConnection,
+    user_name,
 )
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
-from envhub_server.network.proxy_page import DENIED, EndedHandshake, PageEntry
+from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not known, which may have been added just now
@@ -57,6 +61,7 @@ class Access:
         self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
         self._refuse_s = math.inf  # when it is answered though others are connected
         self.server_key = b""  # the hub's public key, once its tcp addresses are guarded by it
+        self._proofs = 0  # that clients with unknown keys are denied, of which the proxy has not told yet
         self.connections_ended = 0  # by the hub
         self.handshakes_unfinished = 0  # of clients that left before they had shown, or failed to show, a key
         self.connections = Connections()  # those that there are
@@ -81,11 +86,8 @@ class Access:
             raise AddressError(text)
         secret = None
         if self._keys is not None:
-            folder = self._keys.path
-            if not folder.exists():  # a new key, of a name with a typing error, would lock out every client
-                raise KeysError(f"there is no folder {folder}; `envhub keys add NAME --keys {folder}` makes it")
+            self._keys.load()  # before a new key is made in a folder with a misspelt name, which would lock all out
             secret = self._keys.make_secret()
-            self._keys.load()
             self.server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
         self.authenticator = Authenticator(context, self._keys, self._insecure)
@@ -94,6 +96,7 @@ class Access:
     def bound(self, address: str) -> None:
         if self.authenticator is not None and self._keys is not None:
             self.authenticator.prove(address, self.server_key)
+            self._proofs += 1
 
     @property
     def encrypted(self) -> bool:
@@ -108,7 +111,7 @@ class Access:
             if self._asked is None:
                 self._asked = self.authenticator.asked()
             else:
-                self.authenticator.note_asks()
+                self.authenticator.take_in_signals()
         return self._asked is not None
 
     def answer(self, now_s: float) -> bool:
@@ -121,21 +124,35 @@ class Access:
             return False
         if now_s >= self._unknown_key_s and self.authenticator.is_unknown(self._asked):
             self._unknown_key_s = now_s + UNKNOWN_KEY_S
-            self._read_keys()
-        self.authenticator.answer(self._asked, others, now_s)
+            self.read_keys()
+        self.authenticator.answer(self._asked, others)
         self._asked, self._refuse_s = None, math.inf
         return True
 
-    def _read_keys(self) -> None:
-        for name, change in () if self._keys is None else self._keys.refresh():
+    def read_keys(self) -> list[tuple[str, str]]:
+        """Read the files of keys that have changed; return each client, and how what it may changed."""
+        changes = [] if self._keys is None else self._keys.refresh()
+        for name, change in changes:
             # Event: The file of a client's keys has changed; `why` says how.
             log.info("keys_read", client=name, why=change, audit=True)
             self._keys_changed = True
             if change == CLIENT_REMOVED:
                 self.removed.append(name)
+        return changes
 
     def who(self, holder: Holder, peer: bytes) -> dict[str, str]:
         return {"client": holder.name, "host": self.connections.origin(peer)}
+
+    def owner(self, holder: Holder, request: Incoming) -> dict[str, Any]:
+        """The client that makes a session or takes one over, for people; ``said`` names what it says of itself."""
+        account, address = as_map(request.message.origin), self.connections.origin(request.peer)
+        del account["label"]
+        seen: dict[str, Any] = {}
+        if address.startswith(IPC_ORIGIN):  # its user, group and process, which the kernel has told libzmq
+            uid, _, pid = map(int, address.split(":")[1:])
+            seen = {"user": user_name(uid), "host": os.uname().nodename, **({"pid": pid} if pid else {})}
+        own = {"key": holder.name, "address": "" if seen else address, "said": sorted(account.keys() - seen.keys())}
+        return {**account, **seen, **own}
 
     def accepted(self, descriptor: int, now_s: float) -> Ends:
         """Note a new connection; one of another user to an address that wants no key keeps the own user out."""
@@ -148,9 +165,13 @@ class Access:
         return []
 
     def handshake_ended(self, ended: EndedHandshake) -> None:
-        if ended.denied or self.authenticator is None:
-            return  # one that was denied is noted as that
-        if why := ended.why_unfinished:
+        if self.authenticator is None:
+            return
+        if ended.denied and self._proofs:  # of the hub itself
+            self._proofs -= 1
+        elif ended.denied:
+            self.authenticator.handshake_failed(ended.host, "unknown key")
+        elif why := ended.why_unfinished:
             self.handshakes_unfinished += 1
             # Event: A connection ended before its client had shown a key: it may look whether its hub is back.
             log.info("handshake_unfinished", host=ended.host, why=why, audit=True)
@@ -162,18 +183,10 @@ class Access:
         self.connections.ended(descriptor, now_s)
         if connection is None:
             return
-        self._note_denial(connection)
         self.entries.pop(connection.peer, None)
         if connection.holder is not None and not self.connections.has(connection.client, connection.origin):
             # Event: The last connection of a client has ended.
             log.info("disconnected", client=connection.client, host=connection.origin, audit=True)
-
-    def _note_denial(self, connection: KnownConnection) -> None:
-        if connection.entry is None or connection.denied or not connection.entry.state & DENIED:
-            return
-        connection.denied = True
-        if self.authenticator is not None:
-            self.authenticator.denied(connection.origin)
 
     def read(self, peer: bytes, frames: Sequence[Any], now_s: float) -> bool:
         """Tell the proxy that these frames of a message were read; False if its connection is not known yet."""
@@ -190,8 +203,8 @@ class Access:
         connection = self.connections.get(descriptor)
         if connection is None or connection.entry is None:
             return connections.silent_s(descriptor)
-        heard_ns = connection.entry.heard_ns
-        return (time.monotonic_ns() - heard_ns) / 1e9 if heard_ns else 0.0
+        received_ns = connection.entry.received_ns
+        return (time.monotonic_ns() - received_ns) / 1e9 if received_ns else 0.0
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         connection = self.connections.of(peer, sockets.connection_of(frames), now_s)
@@ -243,21 +256,17 @@ class Access:
         enough = connection.malformed == MALFORMED_MAX
         return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
-    def check(self, now_s: float, heard: Collection[bytes | None]) -> Ends:
+    def check(self, now_s: float, active: Collection[bytes | None]) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        unread = self.connections.unread(heard, connections.bytes_sent, self._unread_bytes_max, now_s)
+        unread = self.connections.unread(active, connections.bytes_sent, self._unread_bytes_max, now_s)
         ends += [(connection, much) for connection in unread]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
-        for connection in self.connections.proxied():
-            self._note_denial(connection)
-        if self.authenticator is not None:
-            self.authenticator.note_denials(now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S
-            self._read_keys()
+            self.read_keys()
             if self._keys_changed:
                 self._keys_changed = False
                 ends += [(connection, CHANGED) for connection in self.connections.changed(self._keys.holders)]

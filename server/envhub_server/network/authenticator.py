@@ -9,7 +9,6 @@ without an answer. So a hub whose loop is busy lets new clients wait, and one wh
 from __future__ import annotations
 
 import time
-from collections import deque
 
 import zmq
 
@@ -26,7 +25,6 @@ DOMAIN = b"envhub"
 OWN = "own user"
 ANYONE = "anyone"
 PROVE_S = 5.0
-DENIED_S = 1.0  # for the proxy to say whose key was denied
 
 log = Logger("envhub.hub")
 
@@ -38,14 +36,12 @@ class Authenticator:
         self, context: zmq.Context[zmq.Socket[bytes]], folder: KeyFolder | None, insecure: bool = False
     ) -> None:
         self.refused = 0  # handshakes
-        self._denials: deque[float] = deque()  # when unknown keys were denied, of which it is not noted yet from where
         self._insecure = insecure
         self._context = context
         self._folder = folder
         self._asked = context.socket(zmq.REP)
         self._asked.setsockopt(zmq.LINGER, 0)
         self._asked.bind(ZAP_ADDRESS)
-        self._throw_away = b""  # the public key by which the hub tests itself
         self.descriptor = int(self._asked.FD)
         self.asked()  # libzmq signals only what comes after the socket was found to be empty
 
@@ -56,22 +52,20 @@ class Authenticator:
         except zmq.Again:
             return None
 
-    def note_asks(self) -> None:
+    def take_in_signals(self) -> None:
         """Take in what libzmq has signalled while an ask waits for its answer; else ``descriptor`` stays ready."""
         self._asked.getsockopt(zmq.EVENTS)
 
     def is_unknown(self, frames: list[bytes]) -> bool:
-        if self._folder is None or len(frames) != 7:
-            return False
-        return frames[6] != self._throw_away and frames[6] not in self._folder.holders
+        return self._folder is not None and len(frames) == 7 and frames[6] not in self._folder.holders
 
-    def answer(self, frames: list[bytes], others_connected: bool, now_s: float) -> None:
-        user = self._admitted(frames, others_connected, now_s)
+    def answer(self, frames: list[bytes], others_connected: bool) -> None:
+        user = self._admitted(frames, others_connected)
         status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
         request = frames[1] if len(frames) > 1 else b""
         self._asked.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
 
-    def _admitted(self, frames: list[bytes], others_connected: bool, now_s: float) -> str:
+    def _admitted(self, frames: list[bytes], others_connected: bool) -> str:
         if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
             return ""
         if self._folder is None:
@@ -84,11 +78,8 @@ class Authenticator:
             return ""
         if len(frames) != 7 or frames[5] != b"CURVE":
             return ""
-        if frames[6] not in self._folder.holders:
-            if frames[6] != self._throw_away:
-                self._denials.append(now_s)  # libzmq asks for a connection of the proxy, which tells later whose it is
-            return ""
-        return text_of(frames[6])
+        # The proxy tells later whose connection was denied.
+        return text_of(frames[6]) if frames[6] in self._folder.holders else ""
 
     def handshake_failed(self, host: str, why: str = "no key, or one for another hub") -> None:
         """Note that a client from there was refused; by libzmq itself, if it has no key or not this hub's."""
@@ -96,19 +87,9 @@ class Authenticator:
         # Event: A client was not let in: it has no known key, or one for another hub.
         log.warning("client_refused", host=host, why=why, audit=True)
 
-    def denied(self, host: str) -> None:
-        if self._denials:  # else it was the hub itself, which tests itself
-            self._denials.popleft()
-            self.handshake_failed(host, "unknown key")
-
-    def note_denials(self, now_s: float) -> None:
-        """Note the clients that left before they were told that their keys are unknown; nor is their address known."""
-        while self._denials and self._denials[0] + DENIED_S <= now_s:
-            self.denied("")
-
     def prove(self, address: str, server_key: bytes) -> None:
         """See that a client with an unknown key is refused at this address, which the hub has bound."""
-        self._throw_away, secret = sockets.new_key_pair()
+        _, secret = sockets.new_key_pair()
         with self._context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)
             sockets.present_keys(stranger, HubKeys(server_key, secret))
@@ -121,7 +102,7 @@ class Authenticator:
                 while time.monotonic() < until_s:
                     self._asked.poll(10)
                     while (asked := self.asked()) is not None:
-                        self.answer(asked, others_connected=False, now_s=0.0)
+                        self.answer(asked, others_connected=False)
                     if monitor.poll(0):
                         if sockets.read_monitor(monitor)[0] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                             return

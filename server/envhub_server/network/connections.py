@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from envhub_server.network.proxy_page import FULL, FULL_BYTES, FULL_FRAMES, PART
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
 RIGHTS = get_args(Right)
 
-_OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op.SESSIONS, Op.OBSERVE])
+_OBSERVERS = frozenset([Op.HELLO, Op.HEARTBEAT, Op.LIST, Op.STATS, Op.HEALTH, Op.STATUS, Op.OBSERVE])
 
 
 class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +40,14 @@ class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
     arena_bytes_max: Bytes = 1 << 30
     connections_max: Count = 16
     makes_per_minute_max: Count = 60
+    restarts_per_minute_max: Count = 60  # that the client orders
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container's user may have no name
+        return str(uid)
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,19 @@ class Holder:
         """True if the sessions of all are the client's, which it may call by their names."""
         return self.right == "admin"
 
+    @property
+    def actor(self) -> str:
+        """The name of the client where it acts on a session, for its user and for the log."""
+        if self.quotas is None and self.administers:
+            return f"user {user_name(os.getuid())}"
+        if not self.name:
+            return "a client without a key"
+        return f"admin {self.name}" if self.administers else f"client {self.name}"
+
     def owns(self, owner: str) -> bool:
         return owner == self.name or self.administers
 
-    def over_quota(self, name: str, has: int, wants: int, limit: int) -> str:
+    def quota_problem(self, name: str, has: int, wants: int, limit: int) -> str:
         if has + wants <= limit:
             return ""
         return f"{self.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
@@ -100,10 +118,9 @@ class KnownConnection:
     client: str = ""  # the holder's name, once it has sent a message
     refused: bool = False  # whether its client was told that it has too many
     malformed: int = 0
-    heard: bool = False  # whether the hub has read a message of it since the last check of unread bytes
+    active: bool = False  # whether the hub has read a message of it since the last check of unread bytes
     read_bytes: int = 0  # those it had sent at the last check before which the hub had read a message of it
     entry: PageEntry | None = None  # what the proxy has of it, where it came by the proxy
-    denied: bool = False  # whether it was noted that its client has no key that is known
     frames_read: int = 0  # at the last check
     full_checks: int = 0  # in a row at which it was at its limit, and nothing of it had been read
     progress: tuple[float, int] | None = None  # since when its message comes too slowly, and the bytes by then
@@ -146,19 +163,19 @@ class Connections:
         """Forget a connection; messages that it sent before may still come."""
         connection = self._by_descriptor.pop(descriptor, None)
         if connection is not None and connection.peer:
-            _note(self._gone, connection.peer, now_s)
+            _remember(self._gone, connection.peer, now_s)
 
     def disconnect(self, connection: KnownConnection, now_s: float) -> None:
         """Note that the hub ends this connection: messages that it sent before are not to be handled any more."""
         if connection.peer:
-            _note(self.disconnected, connection.peer, now_s)
+            _remember(self.disconnected, connection.peer, now_s)
 
     def of(self, peer: bytes, descriptor: int, now_s: float) -> KnownConnection | None:
-        """The connection of a message; None where it has ended, and its number may be another's by now."""
+        """The connection of a message; None where it has ended, and its number may be another's."""
         connection = self._by_descriptor.get(descriptor)
         if connection is None or self._gone.get(peer, 0.0) > now_s:
             return None
-        connection.peer, connection.heard = connection.peer or peer, True
+        connection.peer, connection.active = connection.peer or peer, True
         return connection if connection.peer == peer else None
 
     def why_refused(self, holder: Holder) -> str:
@@ -176,7 +193,7 @@ class Connections:
         return silent
 
     def unread(
-        self, heard: Collection[bytes | None], sent: Callable[[int], int | None], bytes_max: int, now_s: float
+        self, active: Collection[bytes | None], sent: Callable[[int], int | None], bytes_max: int, now_s: float
     ) -> list[KnownConnection]:
         """The connections by which most came of those clients who have sent more than the hub may keep unread.
 
@@ -191,8 +208,8 @@ class Connections:
                 continue
             if (count := sent(each.descriptor)) is None:
                 continue
-            if each.heard or each.peer in heard:
-                each.heard, each.read_bytes = False, count
+            if each.active or each.peer in active:
+                each.active, each.read_bytes = False, count
             clients.setdefault(client, []).append((count - each.read_bytes, each))
         totals = {client: sum(count for count, _ in counts) for client, counts in clients.items()}
         left = 1.0 - max(totals.values(), default=0) / bytes_max
@@ -203,13 +220,11 @@ class Connections:
         ]
         return [connection for mean, counts in over for count, connection in counts if count >= mean]
 
-    def proxied(self) -> list[KnownConnection]:
-        return [each for each in self._by_descriptor.values() if each.entry is not None]
-
     def unfinished(self, frames_max: int, now_s: float) -> list[tuple[KnownConnection, str]]:
         ends = []
-        for each in self.proxied():
-            assert each.entry is not None
+        for each in self._by_descriptor.values():
+            if each.entry is None:
+                continue
             state = each.entry.state
             if each.frames_read != each.entry.frames_read:
                 each.frames_read, each.full_checks, each.progress = each.entry.frames_read, 0, None
@@ -242,7 +257,7 @@ class Connections:
         return [each for each, of in holding if of is not None and rights.get(each.key) != (of.name, of.right)]
 
 
-def _note(peers: dict[bytes, float], peer: bytes, now_s: float) -> None:
+def _remember(peers: dict[bytes, float], peer: bytes, now_s: float) -> None:
     """Note the peer of a connection that ends, until its messages have come; the oldest is forgotten for a new one."""
     while len(peers) >= GONE_MAX:
         del peers[next(iter(peers))]
@@ -295,7 +310,7 @@ def bytes_sent(descriptor: int) -> int | None:
 
 CHECK_S = 0.3  # how often the kernel is asked
 
-# A monitor reports the descriptor of an ended connection, which another connection may have by now, and it reports
+# A monitor reports the descriptor of an ended connection, which another connection may have, and it reports
 # before the ROUTER itself knows. So the peers that used the descriptor are probed at once and again.
 SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 
@@ -323,9 +338,14 @@ def _stopped(pid: int) -> bool:
 class ClientLiveness:
     """Finds the clients of one hub's sessions that are lost or back."""
 
-    def __init__(self, protocol: HubProtocol, lease_s: float, silence_s: Callable[[int], float] = silent_s) -> None:
-        self._protocol = protocol
-        self._lease_s = lease_s
+    def __init__(
+        self,
+        protocol: HubProtocol,
+        silence_s: Callable[[int], float] = silent_s,
+        name_of: Callable[[bytes], str] = bytes.hex,
+    ) -> None:
+        """``name_of`` gives the name of the session of a token, for the log."""
+        self._protocol, self._name_of = protocol, name_of
         self._silence_s = silence_s
         self._suspects: list[tuple[float, bytes, bytes]] = []  # when to probe which session's peer
         self._silent: dict[bytes, int] = {}  # by session whose lease runs for silence: its connection
@@ -343,7 +363,7 @@ class ClientLiveness:
     def suspect(self, token: bytes, peer: bytes, now_s: float, delays_s: Sequence[float] = (0.0,)) -> None:
         self._suspects += [(now_s + delay_s, token, peer) for delay_s in delays_s]
 
-    def heard_late(self, peer: bytes, now_s: float) -> None:
+    def on_late_message(self, peer: bytes, now_s: float) -> None:
         """Report a message whose connection had ended when it was read: its end is not reported once more."""
         suspected = {(token, of) for _, token, of in self._suspects}
         for token in self._protocol.sessions_of(peer):
@@ -352,9 +372,9 @@ class ClientLiveness:
 
     def suspects(self, now_s: float) -> Iterator[tuple[bytes, bytes]]:
         """Session and peer of each client to probe now; the caller reports one that cannot be reached by ``lost``."""
-        due = [suspect for suspect in self._suspects if suspect[0] <= now_s]
+        expired = [suspect for suspect in self._suspects if suspect[0] <= now_s]
         self._suspects = [suspect for suspect in self._suspects if suspect[0] > now_s]
-        for _, token, peer in due:
+        for _, token, peer in expired:
             if self._protocol.peer_of(token) == peer:
                 yield token, peer
 
@@ -388,10 +408,10 @@ class ClientLiveness:
             self._lose(token, now_s, "nothing came from it any more")
         elif not silent and self._silent.get(token) == connection:
             self._protocol.connection_back(token)
-            log.info("client_back", session=token.hex()[:8])
+            log.info("client_back", session=self._name_of(token))
         return silent_s
 
     def _lose(self, token: bytes, now_s: float, why: str) -> None:
         self._protocol.connection_lost(token, now_s)
         # Event: A session's client is out of reach: the lease of the session begins.
-        log.warning("client_lost", session=token.hex()[:8], why=why, lease_s=self._lease_s)
+        log.warning("client_lost", session=self._name_of(token), why=why, lease_s=self._protocol.lease_of(token))

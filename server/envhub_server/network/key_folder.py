@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,18 +24,8 @@ from envhub.errors import KeysError
 from envhub.files import weakness_of
 from envhub.options import OptionError, options_from
 from envhub.secret import Secret
-from envhub.transport import sockets
-from envhub.transport.address import (
-    key_of,
-    quoted,
-    read_private,
-    read_secret,
-    secret_key_of,
-    secret_text_of,
-    text_of,
-    write_secret,
-)
-from envhub_server.config import TomlError, read_toml
+from envhub.transport import address, sockets
+from envhub_server.config import read_toml
 from envhub_server.log import Logger
 from envhub_server.network.connections import RIGHTS, Holder, Quotas, Right
 
@@ -44,7 +33,6 @@ KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
 CLIENT_REMOVED = "removed"  # the change of a client whose file is gone
 NO_MEMORY_QUOTA = "a key has no worker_memory_bytes_max any more: memory_max of the hub limits each worker"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 log = Logger("envhub.hub")
 
@@ -61,11 +49,7 @@ class KeyFolder:
         self._problems: list[str] = []  # that were logged, and are there still
 
     def secret(self) -> Secret[bytes]:
-        path = self.path / "server.key"
-        try:
-            return secret_key_of(read_secret(path))
-        except KeysError as error:
-            raise KeysError(f"{path}: {error}") from error
+        return address.read_key(self.path / "server.key")
 
     def make_secret(self) -> Secret[bytes]:
         path = self.path / "server.key"
@@ -75,10 +59,12 @@ class KeyFolder:
             with self._locked():
                 self._check_owners()  # before the address of a hub is given out that would refuse to start
                 if not path.exists():  # another process may have made it meanwhile
-                    write_secret(path, secret_text_of(sockets.new_key_pair()[1]))
+                    address.write_key(path, sockets.new_key_pair()[1])
         return self.secret()
 
     def load(self) -> None:
+        if not self.path.exists():
+            raise KeysError(f"there is no folder {self.path}; `envhub keys add NAME --keys {self.path}` makes it")
         self._check_owners()
         if problems := self._load():
             raise KeysError(problems[0])
@@ -149,8 +135,8 @@ class KeyFolder:
                 name = entry.name.removesuffix(".toml")
                 if name == entry.name:
                     continue
-                if not NAME.fullmatch(name):
-                    passed_over.append(f"{str(self._clients / entry.name)!r}: {_no_name(name)}")
+                if why := address.why_no_name(name):
+                    passed_over.append(f"{str(self._clients / entry.name)!r}: {why}")
                     continue
                 with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                     at = entry.stat(follow_symlinks=False)
@@ -216,17 +202,18 @@ class KeyFolder:
             raise KeysError(f"{self.path} cannot be changed: {error}") from error
 
     def _file(self, name: str) -> Path:
-        if not NAME.fullmatch(name):
-            raise KeysError(_no_name(name))
+        if why := address.why_no_name(name):
+            raise KeysError(why)
         return self._clients / f"{name}.toml"
 
     def _write(self, name: str, keys: list[bytes], right: str, quotas: Quotas) -> None:
         if right not in RIGHTS:
-            raise KeysError(f"{quoted(right)} is no right; there are {', '.join(RIGHTS)}")
-        lines = [f"keys = [{', '.join(f'{chr(34)}{text_of(key)}{chr(34)}' for key in keys)}]", f'may = "{right}"']
+            raise KeysError(f"{address.quoted(right)} is no right; there are {', '.join(RIGHTS)}")
+        texts = [f'"{address.text_of(key)}"' for key in keys]
+        lines = [f"keys = [{', '.join(texts)}]", f'may = "{right}"']
         if changed := {name: most for name, most in structs.asdict(quotas).items() if most != getattr(Quotas(), name)}:
             lines += ["", "[quotas]", *(f"{name} = {most}" for name, most in changed.items())]
-        write_secret(self._file(name), "\n".join(lines), replace=True)
+        address.write_secret(self._file(name), "\n".join(lines), replace=True)
 
 
 @dataclass(frozen=True)
@@ -252,10 +239,6 @@ def _is_of_mounted_secret(folder: Path, status: os.stat_result) -> bool:
     return status.st_uid == 0 and mode == 0o1777 and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
-def _no_name(name: str) -> str:
-    return f"{quoted(name)} is no name: letters, digits, dots, dashes and underscores, at most 64"
-
-
 def _difference(old: _File | None, new: _File | None) -> str:
     if new is None:
         return CLIENT_REMOVED
@@ -272,17 +255,15 @@ def _difference(old: _File | None, new: _File | None) -> str:
 
 
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
-    text = read_private(path)
+    text = address.read_private(path)
     try:
-        content = read_toml(text)
+        content = read_toml(path, text)
         if "worker_memory_bytes_max" in content.get("quotas", ()):
             raise KeysError(f"{path}: quotas: {NO_MEMORY_QUOTA}")
         table = _ClientFile(**options_from(content, _ClientFile, f"{path}: "))
-        keys = [key_of(each) for each in table.keys]
+        keys = [address.key_of(each) for each in table.keys]
     except OptionError as error:
         raise KeysError(str(error)) from error
-    except TomlError as error:
-        raise KeysError(f"{path} {error}") from error
     except ValueError as error:  # of a key that is none
         raise KeysError(f"{path}: {error}") from error
     if not 0 < len(keys) <= KEYS_PER_CLIENT_MAX:

@@ -18,6 +18,7 @@ import zmq
 from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import TICKET_BYTES, Address, parse, side_path
+from envhub.transport.socket_file import listening
 from envhub_server.log import Logger
 from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard
@@ -63,19 +64,12 @@ class Listener:
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else text
 
     def _listen_for_proxy(self, wanted: Address) -> str:
-        family = socket.AF_INET6 if wanted.is_ipv6 else socket.AF_INET
-        listening = socket.socket(family)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(
-                ({"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(wanted.host, wanted.host.strip("[]")), wanted.port)
-            )
-            listening.listen(PROXIED_BACKLOG)
+            opened = listening(wanted, PROXIED_BACKLOG)
         except OSError as error:
-            listening.close()
             raise _not_bound(wanted.text, error) from error
-        self.proxied.append(listening)
-        host, port = listening.getsockname()[:2]
+        self.proxied.append(opened)
+        host, port = opened.getsockname()[:2]
         return f"tcp://[{host}]:{port}" if wanted.is_ipv6 else f"tcp://{host}:{port}"
 
     def bind_unnamed(self) -> int:
@@ -181,8 +175,8 @@ class Listener:
     def close(self) -> None:
         """Remove the files of the ipc addresses; the ROUTER must be closed before."""
         self._close_blockers()
-        for listening in self.proxied:
-            listening.close()
+        for each in self.proxied:
+            each.close()
         for path in [*self._paths, *map(_shut_path, self._paths)]:
             path.unlink(missing_ok=True)
         for lock, descriptor in self._locks:
@@ -245,7 +239,6 @@ class SideSocket:
         self._poller = poller
         self._admitted = admitted
         self._listeners: list[tuple[socket.socket, str]] = []
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._pending: OrderedDict[int, socket.socket] = OrderedDict()
 
     @property
@@ -280,11 +273,9 @@ class SideSocket:
     def _on_connection(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError as error:  # the client has gone, or there is no descriptor: the client uses the wire
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away(listener)
+        except OSError:  # the client has gone
             return
-        if descriptor_guard.is_high(connection.fileno()):
+        if descriptor_guard.is_high(connection.fileno()):  # the client uses the wire
             connection.close()
             return
         connection.setblocking(False)
@@ -300,19 +291,6 @@ class SideSocket:
         descriptor = connection.fileno()
         self._pending[descriptor] = connection
         self._poller.register(descriptor, self)
-
-    def _turn_away(self, listener: socket.socket) -> None:
-        """Close a connection for which there is no descriptor, by freeing the spare one."""
-        self._close_spare()
-        with contextlib.suppress(OSError):
-            listener.accept()[0].close()
-        with contextlib.suppress(OSError):  # another connection took it
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _close_spare(self) -> None:
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
 
     def _on_ticket(self, descriptor: int) -> None:
         connection = self._pending[descriptor]
@@ -339,4 +317,3 @@ class SideSocket:
             listener.close()
             Path(path).unlink(missing_ok=True)
         self._listeners.clear()
-        self._close_spare()

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+from msgspec import msgpack
+
 from envhub.process import blocked
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.address import environment
@@ -91,7 +93,7 @@ class ProxyHandle:
         assert self._process is not None and self._control is not None
         with contextlib.suppress(BlockingIOError):
             while message := self._control.recv(REPORT_BYTES_MAX):
-                self._on_ended_handshake(EndedHandshake.unpack(message))
+                self._on_ended_handshake(msgpack.decode(message, type=EndedHandshake))
             self._loop.poller.unregister(self._control.fileno())
         if descriptor == self._pidfd:
             status = self._process.wait()

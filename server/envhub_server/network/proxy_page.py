@@ -9,25 +9,26 @@ import mmap
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from envhub.transport.descriptors import new_memory
 
 SLOTS = 1 << 14
 WORD, WORDS = 8, 16  # bytes of a word, and words of a slot
 # Written by the proxy. A slot keeps them after the connection has ended, until it is another's.
-NUMBER, RECEIVED, HEARD_NS, STATE, UNREAD_BYTES = range(5)
+NUMBER, RECEIVED, RECEIVED_NS, STATE, UNREAD_BYTES = range(5)
 # Written by the hub; they hold for the connection whose number is in ``OWNER``.
 OWNER, FRAMES_READ, BYTES_READ = range(8, 11)
 # Bits of ``STATE``.
-PARTIAL, FULL_FRAMES, FULL_BYTES, FULL_HANDSHAKE, DENIED = 1, 2, 4, 8, 16
+PARTIAL, FULL_FRAMES, FULL_BYTES, FULL_HANDSHAKE = 1, 2, 4, 8
 FULL = FULL_FRAMES | FULL_BYTES | FULL_HANDSHAKE
 
 
-@dataclass(frozen=True)
-class EndedHandshake:
+class EndedHandshake(Struct, frozen=True):
     """A connection that ended before the hub had let its client in, as the proxy tells the hub."""
 
     host: str  # the address of the client
-    spoke: bool  # whether the client had said something
+    spoke: bool  # whether the client had flags something
     answered: bool  # whether the hub had
     welcomed: bool  # whether the client had shown that it knows the hub's public key
     denied: bool  # whether it was told that its own key is not known
@@ -41,14 +42,6 @@ class EndedHandshake:
             return "it ended before the hub had answered"
         return "it ended before the hub had let it in" if self.welcomed else ""
 
-    def pack(self) -> bytes:
-        said = (self.spoke, self.answered, self.welcomed, self.denied)
-        return bytes(said) + self.host.encode()
-
-    @classmethod
-    def unpack(cls, message: bytes) -> EndedHandshake:
-        return cls(message[4:].decode(), *map(bool, message[:4]))
-
 
 def make_page() -> int:
     return new_memory("envhub-proxy", SLOTS * WORDS * WORD)
@@ -58,7 +51,7 @@ def words_of(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, SLOTS * WORDS * WORD)).cast("q")
 
 
-def _of_proxy(word: int) -> Any:
+def _proxy_word(word: int) -> Any:
     """A word that the proxy writes; 0 once the slot is another connection's."""
     return property(lambda entry: entry._own[word] if entry._own[NUMBER] == entry.number else 0)
 
@@ -72,7 +65,7 @@ class PageEntry:
     number: int
     host: str
 
-    received, heard_ns, state, unread_bytes = map(_of_proxy, (RECEIVED, HEARD_NS, STATE, UNREAD_BYTES))
+    received, received_ns, state, unread_bytes = map(_proxy_word, (RECEIVED, RECEIVED_NS, STATE, UNREAD_BYTES))
 
     def __post_init__(self) -> None:
         self._own = self.words[self.slot * WORDS : (self.slot + 1) * WORDS]

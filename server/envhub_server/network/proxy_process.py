@@ -28,12 +28,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec import msgpack
+
 from envhub.transport.socket_file import tcp_facts
 from envhub_server.network import proxy_page
 from envhub_server.network.proxy_page import EndedHandshake
 from envhub_server.network.zmtp_framing import BYTES, FRAMES, HANDSHAKE, ClientFrames, HubFrames
 
-CHUNK_BYTES = 1 << 17  # that is read of a connection in one turn
+CHUNK_BYTES = 1 << 17  # that is read of a connection in one iteration
 # Connections that the hub has not noticed. It holds new ones back while it has few descriptors left, and libzmq (4.3.5)
 # ends it where it has none for a connection by ipc. So no more may come than it keeps in reserve before it does so.
 UNNOTICED_MAX = 16
@@ -71,7 +73,7 @@ class Link:
         self._paused = False  # whether nothing is read of the client for now
         self._linger_s = 0.0  # until when it waits for its client, once the hub has ended it
         self._words[proxy_page.RECEIVED] = self._words[proxy_page.STATE] = self._words[proxy_page.UNREAD_BYTES] = 0
-        self._words[proxy_page.HEARD_NS] = time.monotonic_ns()
+        self._words[proxy_page.RECEIVED_NS] = time.monotonic_ns()
         self._words[proxy_page.NUMBER] = number
 
     # --- from the client to the hub ---------------------------------------------------------------------------------
@@ -99,13 +101,13 @@ class Link:
             return
         self._spoke = True
         self._words[proxy_page.RECEIVED] += count
-        self._words[proxy_page.HEARD_NS] = time.monotonic_ns()
+        self._words[proxy_page.RECEIVED_NS] = time.monotonic_ns()
         data = self._proxy.chunk[:count]
         self._pass(memoryview(self._held + data) if self._held else data)
 
     def _pass(self, data: memoryview) -> None:
         frames = self._frames
-        self._note_read()
+        self._count_read()
         count = frames.admit(data)
         self._held = bytes(data[count:])
         self._send_to_hub(data[:count])
@@ -118,7 +120,7 @@ class Link:
         if self._held and not self._to_hub and not self._frames.full:
             self._pass(memoryview(self._held))
 
-    def _note_read(self) -> None:
+    def _count_read(self) -> None:
         if self.noticed:
             self._frames.read(self._words[proxy_page.FRAMES_READ], self._words[proxy_page.BYTES_READ])
 
@@ -143,8 +145,6 @@ class Link:
         if frames.partial or self._held:
             state = proxy_page.PARTIAL
             self._proxy.look_again(self, bool(frames.full))
-        if self._answers.denied:
-            state |= proxy_page.DENIED
         self._words[proxy_page.STATE] = state | _STATES.get(frames.full, 0)
 
     def look(self, now_s: float) -> None:
@@ -156,9 +156,9 @@ class Link:
             return
         if self._paused:
             with contextlib.suppress(OSError):
-                heard_ns = time.monotonic_ns() - int(tcp_facts(self.client)[0] * 1e9)
-                self._words[proxy_page.HEARD_NS] = max(self._words[proxy_page.HEARD_NS], heard_ns)
-        self._note_read()
+                received_ns = time.monotonic_ns() - int(tcp_facts(self.client)[0] * 1e9)
+                self._words[proxy_page.RECEIVED_NS] = max(self._words[proxy_page.RECEIVED_NS], received_ns)
+        self._count_read()
         self._pass_held()
         self._show()
         if self._paused:
@@ -189,11 +189,10 @@ class Link:
         if pongs:
             self._frames.answered(pongs)
             self._show()
-        elif not self._answered and (self._answers.ready or self._answers.denied):
+        elif self._answers.ready and not self._answered:
             self._answered = True
-            if self._answers.ready:
-                self._frames.ready()
-                self._pass_held()
+            self._frames.ready()
+            self._pass_held()
             self._show()
             self._watch()
         self._send_to_client(data)
@@ -285,7 +284,7 @@ class Proxy:
         self._links_max = min(proxy_page.SLOTS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS_KEPT) // 2)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
-        self._listening = self._ending = False
+        self._listening = self._stopping = False
         self._end_s = 0.0
 
     def run(self) -> None:
@@ -295,11 +294,11 @@ class Proxy:
             listener.setblocking(False)
             self.handlers[listener.fileno()] = partial(self._accept, listener)
         self._listen()
-        while not self._ending or (self._links and time.monotonic() < self._end_s):
+        while not self._stopping or (self._links and time.monotonic() < self._end_s):
             wait_s = None if self._look_s == math.inf else max(0.0, self._look_s - time.monotonic())
             for descriptor, events in self._epoll.poll(wait_s):
                 handler = self.handlers.get(descriptor)
-                if handler is None:  # an earlier one of this turn has closed it
+                if handler is None:  # an earlier one of this iteration has closed it
                     continue
                 try:
                     handler(events)
@@ -331,7 +330,7 @@ class Proxy:
     def _on_control(self, events: int) -> None:
         """End, because the hub has closed its addresses: pass on what it has sent, and let no new clients in."""
         self._epoll.unregister(self._control)
-        self._ending, self._end_s = True, time.monotonic() + LINGER_S
+        self._stopping, self._end_s = True, time.monotonic() + LINGER_S
         self._plan(LINGER_S)
         self._listen()
 
@@ -342,7 +341,7 @@ class Proxy:
     def _send_reports(self) -> None:
         try:
             while self._reports:
-                self._control.send(self._reports[0].pack())
+                self._control.send(msgpack.encode(self._reports[0]))
                 self._reports.popleft()
         except BlockingIOError:
             self._plan(FULL_CHECK_S)
@@ -355,7 +354,7 @@ class Proxy:
         crowded = len(self._unnoticed) >= UNNOTICED_MAX or len(self._reports) >= REPORTS_MAX
         if crowded:
             self._plan(FULL_CHECK_S)
-        wanted = not self._ending and not crowded and len(self._links) < self._links_max
+        wanted = not self._stopping and not crowded and len(self._links) < self._links_max
         if wanted != self._listening:
             self._listening = wanted
             for listener in self._listeners:

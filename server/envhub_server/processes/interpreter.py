@@ -1,7 +1,7 @@
 """The interpreters of workers: their program, their environment, and the reasons why one cannot serve.
 
 The hub runs on one interpreter; an environment may have another, with its own packages. The bootstrap in it says line
-by line how far it has come (``Said``), over its own pipe, so that the interpreter's output does not matter.
+by line how far it has come (``StartLine``), over its own pipe, so that the interpreter's output does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +30,7 @@ from envhub_server.ipc.packages import install, on_this_machine, package_of
 
 Environment = Mapping[str, str]  # variables, by name
 
-SAID_BYTES_MAX = 1 << 16  # of all lines of a bootstrap
+START_BYTES_MAX = 1 << 16  # of all lines of a bootstrap
 WHY_CHARS_MAX = 300  # of what an interpreter printed last, or of an exception of an import
 INTERPRETERS_MAX = 64  # of a hub: each has a waiting process
 
@@ -71,7 +71,6 @@ class InterpreterKey:
     # Where its libraries are looked for, in place of the hub's ``LD_LIBRARY_PATH``.
     ld_library_path: tuple[str, ...] = ()
     folder: str = ""  # its working directory; empty for the hub's
-    libraries: tuple[str, ...] = ()  # that it imports for all workers that it forks (``ipc.packages``)
     flags: tuple[str, ...] = ()  # options of the interpreter, those of the program whose private hub this is
 
     @property
@@ -86,7 +85,7 @@ class InterpreterUnusable(Exception):
     """An interpreter cannot serve; the message is one line for users."""
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True):
+class StartLine(msgspec.Struct, forbid_unknown_fields=True):
     """One line of a bootstrap, in JSON."""
 
     python: str = ""  # the interpreter's version, in the first line
@@ -101,27 +100,27 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
 class Start:
     """Progress of an interpreter's start, by the messages of its bootstrap."""
 
-    last: Said = field(default_factory=Said)  # the last that it said; an empty one before the first
+    last: StartLine = field(default_factory=StartLine)  # the last that it said; an empty one before the first
     python: str = ""  # its version, if it has said that
     _unread: bytes = b""
     _bytes: int = 0
 
-    def hear(self, chunk: bytes) -> None:
+    def feed(self, chunk: bytes) -> None:
         """Read the bytes from the pipe; other text than a bootstrap's lines is ignored."""
         self._bytes += len(chunk)
         *lines, self._unread = (self._unread + chunk).split(b"\n")
-        if self._bytes > SAID_BYTES_MAX:
+        if self._bytes > START_BYTES_MAX:
             self._unread = b""
             return
         for line in lines:
             try:
-                self.last = msgspec.json.decode(line, type=Said)
+                self.last = msgspec.json.decode(line, type=StartLine)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
             self.python = self.last.python or self.python
 
     @property
-    def in_parentheses(self) -> str:
+    def version_text(self) -> str:
         return f" (Python {self.python})" if self.python else ""
 
     def at(self) -> str:
@@ -192,9 +191,9 @@ def not_executed(program: str, error: OSError) -> str:
     return f"{program}{on_this_machine()} {why}"
 
 
-def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
+def what_is_wrong(program: str, start: Start, end: str, output: str) -> str:
     last, named = start.last, f"{program}{on_this_machine()}"
-    python = start.in_parentheses
+    python = start.version_text
     why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
     if last.problem == "old":
         return f"{named} is Python {start.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
@@ -213,19 +212,19 @@ def what_is_wrong(program: str, start: Start, ending: str, output: str) -> str:
     printed = shortened(printed, WHY_CHARS_MAX)
     if not start.python and "SyntaxError" in printed:
         return f"{named} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
-    said = f", and printed last: {printed}" if printed else ""
+    output = f", and printed last: {printed}" if printed else ""
     if not start.python:
-        return f"{named} {ending} and did not run as Python does{said}; name an interpreter of Python 3.8 or later"
-    return f"{named}{python} {ending} {start.at()}{said}"
+        return f"{named} {end} and did not run as Python does{output}; name an interpreter of Python 3.8 or later"
+    return f"{named}{python} {end} {start.at()}{output}"
 
 
 def starting(program: str, start: Start) -> str:
     at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
-    return f"{program}{on_this_machine()}{start.in_parentheses} still starts: {at}"
+    return f"{program}{on_this_machine()}{start.version_text} still starts: {at}"
 
 
 def waits(program: str, start: Start) -> str:
-    text = f"{program}{on_this_machine()}{start.in_parentheses} hangs {start.at()}"
+    text = f"{program}{on_this_machine()}{start.version_text} hangs {start.at()}"
     return f"{text}: run it by hand to see what it waits for"
 
 
@@ -250,7 +249,6 @@ class ZygoteProcess:
         program: str,
         environ: Environment,  # without its mark
         folder: str = "",  # its working directory; empty for the hub's
-        libraries: Sequence[str] = (),  # that it imports for all workers that it forks
         guarded: int = 0,  # how many running workers it is about to guard
         imports: str = "",  # the folder from which workers import what is nowhere else; empty for none
         flags: tuple[str, ...] = (),
@@ -263,24 +261,24 @@ class ZygoteProcess:
             far_ends.callback(control.close)
             self.control.setblocking(False)
             pipes = []
-            for _ in ("said", "stdout", "stderr"):
+            for _ in ("start", "stdout", "stderr"):
                 near, far = os.pipe()
                 undo.callback(os.close, near)
                 far_ends.callback(os.close, far)
                 os.set_blocking(near, False)
                 pipes.append((near, far))
-            # By ``said`` the bootstrap says how far it has come; ``WorkerOutput`` owns the outputs once it reads them.
-            (self.said, *self.outputs), (said, stdout, stderr) = zip(*pipes, strict=True)
-            numbers = map(str, (control.fileno(), said, os.getpid(), guarded))
+            # By ``start_pipe`` the bootstrap reports its progress; ``WorkerOutput`` has the outputs once it reads them.
+            (self.start_pipe, *self.outputs), (start, stdout, stderr) = zip(*pipes, strict=True)
+            numbers = map(str, (control.fileno(), start, os.getpid(), guarded))
             with blocked():
                 self.process = subprocess.Popen(
-                    [program, *flags, BOOTSTRAP, *numbers, ",".join(libraries), imports, *exposed()],
+                    [program, *flags, BOOTSTRAP, *numbers, imports, *exposed()],
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                     env={**environ, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
                     cwd=folder or None,
-                    pass_fds=[control.fileno(), said],
+                    pass_fds=[control.fileno(), start],
                 )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
@@ -291,7 +289,7 @@ class ZygoteProcess:
         self.process.kill()
         self.process.wait()
         self.control.close()
-        os.close(self.said)
+        os.close(self.start_pipe)
         os.close(self.pidfd)
 
 

@@ -14,7 +14,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from envhub.arena.spin import RING
 from envhub.values.codec import KNOWN
@@ -31,7 +30,14 @@ from envhub_server.processes.interpreter import (
     InterpreterUnusable,
     ZygoteProcess,
 )
-from envhub_server.processes.worker_handle import Events, MemoryKills, WorkerHandle, own_counters
+from envhub_server.processes.worker_handle import (
+    Events,
+    MemoryKills,
+    SessionZygote,
+    SnapshotProcess,
+    WorkerHandle,
+    own_counters,
+)
 from envhub_server.processes.worker_output import OutputStream
 from envhub_server.processes.zygote_handle import ZygoteHandle
 
@@ -55,7 +61,7 @@ class OrphanReaper:
         self._spared.add(pid)
 
     def reaped(self, pid: int) -> None:
-        """Note that its owner has reaped such a child: another may have its number by now."""
+        """Forget a child that its owner has reaped: another may have its number."""
         self._spared.discard(pid)
 
     def worker_ended(self, pid: int) -> None:
@@ -79,7 +85,7 @@ class OrphanReaper:
             if worker in self._ended or not (births or worker in workers or worker in (NO_WORKER, pid)):
                 process_marks.kill_tree(pid)
 
-    def by_worker(self, others: Collection[int]) -> Mapping[int, Sequence[int]]:
+    def orphans_by_worker(self, others: Collection[int]) -> Mapping[int, Sequence[int]]:
         orphans: dict[int, list[int]] = {}
         for pid in process_marks.listed_children(os.getpid()) or ():
             if pid in others:
@@ -111,10 +117,48 @@ def _reaped(pid: int) -> bool:
 PR_SET_CHILD_SUBREAPER = 36
 ZYGOTES_MAX = 3  # started in place of ended ones within ZYGOTES_WINDOW_S
 ZYGOTES_WINDOW_S = 60.0
-LIBRARY_ZYGOTES_MAX = 4  # each for other libraries; the one used longest ago ends for another
-BARRED_MAX = 64
+KEPT_MAX = 4  # zygotes of sessions; the one used longest ago ends for another
+FILES_MAX = 256  # of the code of its envs, which are looked at for every new session
 
 log = Logger("envhub.supervisor")
+
+
+class KeptZygotes:
+    """Zygotes of sessions, by a key, for later sessions of a private hub whose first workers would import the same."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[SessionZygote, dict[str, object]]] = {}  # the one used last is the last
+
+    def find(self, key: str) -> SessionZygote | None:
+        """The zygote of this key; None if there is none, or a file that it has imported has changed since."""
+        zygote, stamps = self._kept.pop(key, (None, {}))
+        if zygote is None or zygote.ended:
+            return None
+        if _stamps(stamps) != stamps:
+            zygote.kill()
+            return None
+        self._kept[key] = zygote, stamps
+        return zygote
+
+    def keep(self, key: str, zygote: SessionZygote, files: Collection[str]) -> None:
+        if key not in self._kept and len(files) <= FILES_MAX:
+            self._kept[key] = zygote, _stamps(files)
+            if len(self._kept) > KEPT_MAX:
+                self._kept.pop(next(iter(self._kept)))[0].kill()
+
+    def release(self, zygote: SessionZygote) -> None:
+        """End the zygote of a session that has ended, unless it is kept."""
+        if all(kept is not zygote for kept, _ in self._kept.values()):
+            zygote.kill()
+
+
+def _stamps(files: Collection[str]) -> dict[str, object]:
+    stamps = dict[str, object]()
+    for file in files:
+        with contextlib.suppress(OSError):
+            status = os.stat(file)
+            stamps[file] = status.st_mtime_ns, status.st_size
+    return stamps
 
 
 class Supervisor:
@@ -146,7 +190,7 @@ class Supervisor:
         self.memory_kills = MemoryKills(own_counters())  # tells whether the kernel killed a worker for lack of memory
         self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
         self._retired: list[ZygoteHandle] = []  # about to end
-        self._barred: deque[InterpreterKey] = deque(maxlen=BARRED_MAX)  # whose libraries could not be imported
+        self.zygotes = KeptZygotes()
         self._replaced_s: deque[float] = deque(maxlen=ZYGOTES_MAX)  # when a zygote was started in place of an ended one
         self._workers: set[WorkerHandle] = set()
         self._unswept: list[int] = []  # pids of workers that ended since the last sweep
@@ -162,17 +206,18 @@ class Supervisor:
         numbers: Sequence[int],
         key: InterpreterKey = OWN,
         environ: Environment | None = None,
-        libraries: Sequence[str] = (),
+        zygote: SessionZygote | None = None,
     ) -> list[WorkerHandle]:
-        # ``environ`` is that of the session's program, if it has one. The workers have the libraries from their zygote.
+        # ``environ`` is that of the session's program, if it has one. The session may have a ``zygote`` of its own.
         self.memory_kills.forget()
         workers: list[WorkerHandle] = []
         try:
             for number in numbers:
                 workers.append(WorkerHandle(self, (session, number), self._events))
-            shared = replace(key, libraries=tuple(libraries))
-            wanted = key if shared in self._barred else shared
-            self._zygote(wanted, self._environ if environ is None else environ).fork(workers)
+            if zygote is not None and not zygote.ended:
+                zygote.fork(workers)
+            else:
+                self._zygote(key, self._environ if environ is None else environ).fork(workers)
         except InterpreterUnusable as error:
             for worker in workers:
                 worker.never_born("its interpreter does not start", str(error))
@@ -184,9 +229,22 @@ class Supervisor:
         self._workers.update(workers)
         return workers
 
+    def session_zygote(self, key: str, files: Collection[str]) -> SessionZygote:
+        """The zygote that a worker is about to fork; it is kept by this key, if it has one."""
+        zygote = SessionZygote(self, (0, 0), self._events)
+        self._workers.add(zygote)
+        if key:
+            self.zygotes.keep(key, zygote, files)
+        return zygote
+
+    def snapshot(self, session: int, serial: int) -> SnapshotProcess:
+        """The process that a worker is about to fork; its events have this number."""
+        snapshot = SnapshotProcess(self, (session, serial), self._events)
+        self._workers.add(snapshot)
+        return snapshot
+
     def starting(self, key: InterpreterKey) -> str:
-        own = (each for each in self._in_use.values() if replace(each.key, libraries=()) == key)
-        return next(filter(None, (zygote.starting for zygote in own)), "")
+        return self._in_use[key].starting if key in self._in_use else ""
 
     def _zygotes(self) -> list[ZygoteHandle]:
         return [*self._in_use.values(), *self._retired]
@@ -194,24 +252,14 @@ class Supervisor:
     def _zygote(self, key: InterpreterKey, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._in_use.get(key)
-        if current is not None and current.alive and _start_alike(key, current.environ, environ):
-            self._in_use[key] = self._in_use.pop(key)  # as the one used last
+        if current is not None and current.alive and _start_alike(current.environ, environ):
             return current
-        if key.libraries:  # while it imports them, another one guards the workers
-            self._zygote(replace(key, libraries=()), environ)
         zygote = ZygoteHandle(self, key, environ, self._pids())
         if current is not None:
-            self._retire(current)
-        shared = [each for each in self._in_use.values() if each.key.libraries]
-        if key.libraries and len(shared) == LIBRARY_ZYGOTES_MAX:
-            self._retire(shared[0])
+            self._retired.append(current)
+            current.retire()
         self._in_use[key] = zygote
         return zygote
-
-    def _retire(self, zygote: ZygoteHandle) -> None:
-        del self._in_use[zygote.key]
-        self._retired.append(zygote)
-        zygote.retire()
 
     def on_ready(self, descriptor: int) -> None:
         if descriptor == self._sweep_bell:
@@ -225,24 +273,10 @@ class Supervisor:
             self._retired.remove(zygote)
         waiting = zygote.reap()
         self.reap_orphans()
-        if zygote.key.libraries and not zygote.ready and (in_use or waiting):
-            self._fork_without_libraries(zygote, waiting)
-        else:
-            for worker in waiting:
-                worker.never_born("its interpreter does not start", zygote.problem)
+        for worker in waiting:
+            worker.never_born("its interpreter does not start", zygote.problem)
         if in_use and not zygote.problem and self._pids():
             self._replace(zygote)
-
-    def _fork_without_libraries(self, zygote: ZygoteHandle, workers: Sequence[WorkerHandle]) -> None:
-        """Fork these workers, and all later ones of their kind, from a zygote that has no library; this one ended."""
-        self._barred.append(zygote.key)
-        # Event: Libraries could not be imported once for all workers: each imports them.
-        log.warning("libraries_not_shared", libraries=list(zygote.key.libraries), why=zygote.problem)
-        try:
-            self._zygote(replace(zygote.key, libraries=()), zygote.environ).fork(workers)
-        except (OSError, InterpreterUnusable) as error:
-            for worker in workers:
-                worker.never_born("its zygote cannot be started", str(error))
 
     def _replace(self, zygote: ZygoteHandle) -> None:
         now_s = time.monotonic()
@@ -276,10 +310,10 @@ class Supervisor:
         self.reap_orphans()
 
     def orphans(self) -> Mapping[int, Sequence[int]]:
-        return self.orphan_reaper.by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
+        return self.orphan_reaper.orphans_by_worker({*self._pids(), *(zygote.pid for zygote in self._zygotes())})
 
     def reap_orphans(self) -> None:
-        """Sweep orphans in the next turn of the loop: once, however many workers end in this turn."""
+        """Sweep orphans in the next iteration of the loop: once, however many workers end in it."""
         os.write(self._sweep_bell, RING)
 
     def _sweep(self) -> None:
@@ -313,8 +347,6 @@ class Supervisor:
         os.close(self._sweep_bell)
 
 
-def _start_alike(key: InterpreterKey, started: Environment, wanted: Environment) -> bool:
-    if key.libraries:
-        return started == wanted
+def _start_alike(started: Environment, wanted: Environment) -> bool:
     names = (name for name in started.keys() | wanted.keys() if name.startswith(START_VARIABLES))
     return all(started.get(name) == wanted.get(name) for name in names)

@@ -8,16 +8,18 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from envhub.arena.spin import RING
-from envhub.process import STACKS
+from envhub.process import FILE_STACKS, STACKS
 from envhub.protocol import messages, validation
+from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub.values import codec
+from envhub.values.info_columns import COLUMNS_BYTES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.loop import Poller, Source
@@ -26,6 +28,7 @@ from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 VMSTAT = Path("/proc/vmstat")
+STACKS_BYTES_MAX = 1 << 16  # of the threads of one worker
 
 
 class OutOfMemory(enum.Enum):
@@ -104,12 +107,12 @@ def own_counters(own_cgroups: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> Pa
         return None
     candidates = []
     for _, controllers, path in lines:
-        place = path.lstrip("/")
+        cgroup = path.lstrip("/")
         if not controllers:
-            candidates += [cgroups / place / "memory.events", cgroups / "memory.events"]
+            candidates += [cgroups / cgroup / "memory.events", cgroups / "memory.events"]
         if "memory" in controllers.split(","):
             folder = cgroups / "memory"
-            candidates += [folder / place / "memory.oom_control", folder / "memory.oom_control"]
+            candidates += [folder / cgroup / "memory.oom_control", folder / "memory.oom_control"]
     return next((file for file in candidates if _oom_kills(file) is not None), None)
 
 
@@ -126,7 +129,7 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True)
-class WorkerSaid:
+class WorkerMessage:
     """A process has sent a control message; it is well-formed, and its numbers are within their bounds."""
 
     process: int  # its number in its session
@@ -140,10 +143,9 @@ class WorkerExited:
 
     process: int  # its number in its session
     cause: ExitCause  # why it ended
-    unread: Any = None  # the last message that was sent to it, if it is known that the worker had not read all of it
 
 
-WorkerEvent = WorkerStarted | WorkerSaid | WorkerExited
+WorkerEvent = WorkerStarted | WorkerMessage | WorkerExited
 # Events, each with the number of its session, in the order in which they happened. The hub's loop takes them out; an
 # object that puts one in is never called back.
 Events = deque[tuple[int, Any]]
@@ -155,12 +157,14 @@ BOUNDS: validation.Bounds = {
     control.FirstBuilt: {"private_bytes": validation.COUNT},
     control.Faulted: {"row": validation.ROW, "number": validation.WORD},
     control.Suspicious: {"row": validation.ROW},
-    control.Closing: {"rows": validation.ROW, "stacks": (-1, validation.ROWS_MAX)},
-    control.CallResults: {"number": validation.COUNT},
-    control.CallFailed: {"number": validation.COUNT},
+    control.Slow: {"rows": validation.ROW, "took_ns": validation.WORD},
+    control.Closing: {"rows": validation.ROW},
+    control.SnapshotTaken: dict.fromkeys(("serial", "steps", "episode", "base"), validation.COUNT),
+    control.Drawn: {"number": validation.COUNT, "shape": (0, control.FRAME_SIDE_MAX)},
+    control.SetAttrRows: {"rows": validation.ROW},
     control.RowInfo: {"row": validation.ROW, "number": validation.WORD},
     control.RowFailed: {"number": validation.WORD},
-    control.InfoTemplate: {"number": validation.COUNT},
+    control.InfoTemplate: {"number": validation.COUNT, "nbytes": (0, COLUMNS_BYTES_MAX)},
     messages.Failure: {"env_index": validation.ROW, "worker": validation.ROW},
 }
 
@@ -189,11 +193,11 @@ class WorkerHandle:
         self._session, self._number = worker
         self._events = events
         self._supervisor = supervisor
-        self._pidfd = -1
+        self._pidfd = self._stacks = -1
+        self.private_bytes = 0  # of a snapshot, when it was born
         self.ended = False  # whether it was reaped, or will never be born
         self._killed = False  # by the hub
         self._read_error = ""
-        self._last_sent: object = None
         self._not_born_reason = "what its zygote wrote to stderr says more"
         with contextlib.ExitStack() as undo:
             ours, self._far_end = socket.socketpair()
@@ -233,7 +237,6 @@ class WorkerHandle:
         # A worker that lives but has closed its channel is killed, since it can receive no message.
         if self.ended:
             return
-        self._last_sent = message
         try:
             self._channel.send(message, descriptors)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
@@ -248,9 +251,38 @@ class WorkerHandle:
     def dump_stacks(self) -> None:
         """Make the worker write the stacks of its threads to stderr; ``log_tail`` ends in them milliseconds later."""
         # A worker that is stopped, or waits for its disk, writes none.
+        self._signal(STACKS)
+
+    def _signal(self, number: int) -> None:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, STACKS)
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def write_stacks(self) -> None:
+        """Make the worker write them where ``stacks`` reads them milliseconds later, which is nothing to print."""
+        with contextlib.suppress(OSError), self._stacks_file() as file:  # an env may have put another there
+            os.ftruncate(file, 0)
+            self._signal(FILE_STACKS)  # which else would end the worker, or write into a file of the env
+
+    @property
+    def stacks(self) -> str:
+        """The stacks of its threads as of the last ``write_stacks``; empty as long as it has written none."""
+        with contextlib.suppress(OSError), self._stacks_file() as file:
+            return os.read(file, STACKS_BYTES_MAX).decode(errors="replace")
+        return ""
+
+    @contextlib.contextmanager
+    def _stacks_file(self) -> Iterator[int]:
+        """A descriptor of the worker's file for its stacks; raises ``OSError`` if there is none."""
+        if self.ended:
+            raise ProcessLookupError(f"process {self.pid} has ended")  # another may have its number
+        file = os.open(f"/proc/{self.pid}/fd/{self._stacks}", os.O_RDWR | os.O_NONBLOCK)
+        try:
+            if not os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{control.STACKS_FILE} "):
+                raise FileNotFoundError(f"its descriptor {self._stacks} is another file's")
+            yield file
+        finally:
+            os.close(file)
 
     def kill(self) -> None:
         if self.ended:
@@ -278,7 +310,7 @@ class WorkerHandle:
             self.receive()
 
     def receive_all(self) -> None:
-        """Report all messages that have arrived by now; later ones wait, because they may never end."""
+        """Report all messages that have arrived; later ones wait, because they may never end."""
         if self.ended:
             return
         arrived_bytes = self._channel.arrived_bytes()
@@ -310,12 +342,13 @@ class WorkerHandle:
     def _on_message(self, message: object) -> None:
         validation.check(message, BOUNDS)
         match message:
-            case control.Born(pid) if self.pid is None:
+            case control.Born(pid, stacks, private_bytes) if self.pid is None:
+                self._stacks, self.private_bytes = stacks, max(0, private_bytes)
                 self._on_born(pid)
             case control.NotBorn(reason):
                 self._not_born_reason = reason
             case _:
-                self._report(WorkerSaid(self._number, message))
+                self._report(WorkerMessage(self._number, message))
 
     def _on_born(self, pid: int) -> None:
         self.pid = self.label["pid"] = pid
@@ -340,13 +373,12 @@ class WorkerHandle:
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         killed_by_others = code == -signal.SIGKILL and not self._killed
         out_of_memory = self._supervisor.memory_kills.explain() if killed_by_others else OutOfMemory.NO
-        unread = self._last_sent if self._channel.left_unread() else None
-        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail), unread)
+        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail))
 
-    def _end(self, cause: ExitCause, unread: object = None) -> None:
+    def _end(self, cause: ExitCause) -> None:
         self.discard()
         self._supervisor.on_end(self)
-        self._report(WorkerExited(self._number, cause, unread))
+        self._report(WorkerExited(self._number, cause))
 
     def _report(self, event: WorkerEvent) -> None:
         self._events.append((self._session, event))
@@ -360,6 +392,72 @@ class WorkerHandle:
         self._poller.unregister(self._channel.fileno())
         self._channel.close()
         self.close_far_ends()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
         self._output.close()
-        os.close(self._bell)
-        os.close(self._far_bell)
+        for bell in (self._bell, self._far_bell):
+            if bell >= 0:
+                os.close(bell)
+        self._bell = self._far_bell = -1
+
+
+DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
+
+
+def request_workers(channel: Channel, workers: Sequence[WorkerHandle]) -> None:
+    """Request the processes of these workers from a zygote, and close the hub's far ends of them."""
+    at_once = DESCRIPTORS_MAX // DESCRIPTORS_PER_WORKER
+    try:
+        for start in range(0, len(workers), at_once):
+            part = workers[start : start + at_once]
+            channel.send(control.StartWorkers(len(part)), [end for worker in part for end in worker.far_ends])
+    except (ChannelClosed, RuntimeError) as error:
+        raise OSError(f"the zygote does not answer: {error}") from error
+    finally:
+        for worker in workers:
+            worker.close_far_ends()
+
+
+class SessionZygote(WorkerHandle):
+    """The zygote of a session, which its first worker forks once it has imported the code of the envs."""
+
+    def fork(self, workers: Sequence[WorkerHandle]) -> None:
+        """Request these processes; where it has ended, or ends before, they report that they could not be started."""
+        request_workers(self._channel, workers)
+
+    def _report(self, event: WorkerEvent) -> None:
+        """Report nothing: a session is told of its workers alone."""
+
+
+@dataclass(frozen=True)
+class SnapshotBorn:
+    """The process of the snapshot with this serial number runs."""
+
+    serial: int
+    private_bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotEnded:
+    """The process of the snapshot with this serial number has ended, or was never born."""
+
+    serial: int
+    how: str  # follows the snapshot's name
+
+
+class SnapshotProcess(SessionZygote):
+    """The process that has a snapshot of an env, which the env's worker forks."""
+
+    def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
+        super().__init__(supervisor, worker, events)
+        self._close_pipes()  # it prints nothing, and nothing rings it: there may be hundreds
+
+    def _report(self, event: WorkerEvent) -> None:
+        if isinstance(event, WorkerStarted):
+            report: object = SnapshotBorn(self._number, self.private_bytes)
+        elif isinstance(event, WorkerExited):
+            report = SnapshotEnded(self._number, event.cause.how)
+        else:
+            return
+        self._events.append((self._session, report))

@@ -1,6 +1,6 @@
 """The output of workers: read from their pipes, written to the hub's own streams, and the last of it kept.
 
-A turn of the hub's loop reads a bounded amount. If the reader of the hub's stream is slow, workers that print wait for
+The hub's loop reads a bounded amount each time. If the reader of the hub's stream is slow, workers that print wait for
 it, as any program does. If the reader reads nothing for ``PATIENCE_S``, the output of workers is dropped and counted
 until it reads again.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envhub_server.log import Logger, NonblockingWriter, json_line
+from envhub_server.log import Logger, copied, json_line, writer_to
 from envhub_server.loop import Poller
 
 TAIL_BYTES = 16384
@@ -91,7 +91,7 @@ class OutputEvents:
             if len(event) > select.PIPE_BUF and len(piece) > 1:
                 chars_max = len(piece) // 2
                 continue
-            yield event
+            yield copied(event)
             text, chars_max = text[len(piece) :], TEXT_CHARS_MAX
 
 
@@ -103,7 +103,7 @@ class OutputStream:
         self._events: dict[int, OutputEvents] = {}  # of each pipe, where it is as events
         self._name = {1: "stdout", 2: "stderr"}[descriptor]
         self._poller = poller
-        self._writer = NonblockingWriter(descriptor)
+        self._writer = writer_to(descriptor, as_events)
         self._tails: dict[int, bytearray] = {}  # the last bytes of each pipe
         # Read from pipes and not yet written; while there is any, no pipe is read, and what prints may have to wait.
         self.held = b""

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Sequence
 
-from envhub.transport.descriptors import DESCRIPTORS_MAX
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
 from envhub_server.ipc.packages import on_this_machine
@@ -24,7 +23,13 @@ from envhub_server.processes.interpreter import (
     waits,
     what_is_wrong,
 )
-from envhub_server.processes.worker_handle import OutOfMemory, ProcessSupervisor, WorkerHandle, exit_cause
+from envhub_server.processes.worker_handle import (
+    OutOfMemory,
+    ProcessSupervisor,
+    WorkerHandle,
+    exit_cause,
+    request_workers,
+)
 from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
 
 SAID_READ_BYTES = 4096
@@ -33,7 +38,6 @@ IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU t
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
 NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
-DESCRIPTORS_PER_WORKER = 3  # its channel, its standard output and its standard error
 
 
 class ZygoteHandle:
@@ -74,14 +78,14 @@ class ZygoteHandle:
             self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
-        self._process, self._said, self.pidfd = executed.process, executed.said, executed.pidfd
+        self._process, self._start_pipe, self.pidfd = executed.process, executed.start_pipe, executed.pidfd
         self._channel = Channel(executed.control, descriptors_max=0)
         self._cpu_ticks = 0
         self._idle_looks = 0
         self._starting_s = 0.0
         self._timer.start(LOOK_S)
         poller.register(self.pidfd, supervisor)
-        for descriptor in (self._channel.fileno(), self._said, self._timer.fileno()):
+        for descriptor in (self._channel.fileno(), self._start_pipe, self._timer.fileno()):
             poller.register(descriptor, self)
         self.guard(guarded)
 
@@ -89,7 +93,7 @@ class ZygoteHandle:
         key = self.key
         variables = environment_of(key, self._program, environ)
         flags = tuple(each for each in key.flags if not (key.is_other and each in NEW_FLAGS))
-        started = variables, key.folder, key.libraries, guarded, self._imports, flags
+        started = variables, key.folder, guarded, self._imports, flags
         try:
             return ZygoteProcess(hub, self._program, *started)
         except OSError as error:
@@ -117,16 +121,7 @@ class ZygoteHandle:
         if not self.ready:
             self._waiting += workers
             return
-        at_once = DESCRIPTORS_MAX // DESCRIPTORS_PER_WORKER
-        try:
-            for start in range(0, len(workers), at_once):
-                part = workers[start : start + at_once]
-                self._channel.send(control.StartWorkers(len(part)), [end for worker in part for end in worker.far_ends])
-        except (ChannelClosed, RuntimeError) as error:
-            raise OSError(f"the zygote does not answer: {error}") from error
-        finally:
-            for worker in workers:
-                worker.close_far_ends()
+        request_workers(self._channel, workers)
 
     def _fork_waiting(self) -> None:
         waiting, self._waiting = [each for each in self._waiting if not each.ended], []
@@ -136,13 +131,13 @@ class ZygoteHandle:
             for worker in waiting:
                 worker.never_born(str(error), "")
 
-    def _hear(self) -> None:
-        if self._said < 0:
+    def _read_start(self) -> None:
+        if self._start_pipe < 0:
             return
         ended = False
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._said, SAID_READ_BYTES):
-                self._start.hear(chunk)
+            while chunk := os.read(self._start_pipe, SAID_READ_BYTES):
+                self._start.feed(chunk)
             ended = True
         if self._start.last.ready and not self.ready:
             self.ready = True
@@ -151,24 +146,24 @@ class ZygoteHandle:
             if self._retiring:
                 self.retire()
         elif ended:
-            self._stop_hearing()
+            self._stop_reading()
 
     def _end_start(self) -> None:
-        self._stop_hearing()
+        self._stop_reading()
         if self._timer is not None:
             self._poller.unregister(self._timer.fileno())
             self._timer.close()
             self._timer = None
 
-    def _stop_hearing(self) -> None:
-        if self._said >= 0:
-            self._poller.unregister(self._said)
-            os.close(self._said)
-            self._said = -1
+    def _stop_reading(self) -> None:
+        if self._start_pipe >= 0:
+            self._poller.unregister(self._start_pipe)
+            os.close(self._start_pipe)
+            self._start_pipe = -1
 
     def _on_look(self) -> None:
         """End an interpreter that waits for something in place of starting, or takes too long."""
-        self._hear()
+        self._read_start()
         if self._timer is None or not self._timer.expired():
             return
         self._starting_s += LOOK_S
@@ -178,8 +173,7 @@ class ZygoteHandle:
         sleeps = {*(stat[0] for stat in stats if stat)} == {b"S"} and not self._output.is_paused
         idle = sleeps and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
-        may_hang = self.key.is_other or self.key.libraries
-        if (self._idle_looks >= IDLE_LOOKS and may_hang) or self._starting_s >= START_S_MAX:
+        if (self._idle_looks >= IDLE_LOOKS and self.key.is_other) or self._starting_s >= START_S_MAX:
             self.problem = waits(self._program, self._start)
             self.kill()
         else:
@@ -197,8 +191,8 @@ class ZygoteHandle:
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
 
     def on_ready(self, descriptor: int) -> None:
-        if descriptor == self._said:
-            self._hear()
+        if descriptor == self._start_pipe:
+            self._read_start()
             return
         if self._timer is not None and descriptor == self._timer.fileno():
             self._on_look()
@@ -229,10 +223,10 @@ class ZygoteHandle:
 
     def reap(self) -> list[WorkerHandle]:
         code = self._process.wait()
-        self._hear()
+        self._read_start()
         if not self.ready:
-            ending = exit_cause(code, OutOfMemory.NO, "", "").how
-            self.problem = self.problem or what_is_wrong(self._program, self._start, ending, self._output.tail)
+            end = exit_cause(code, OutOfMemory.NO, "", "").how
+            self.problem = self.problem or what_is_wrong(self._program, self._start, end, self._output.tail)
         self._end_start()
         self._poller.unregister(self.pidfd)
         os.close(self.pidfd)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from envhub.arena.spin import spin_us
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure
+from envhub.protocol.prelude import REPLIES_BYTES_MAX, WINDOW, WINDOW_MIN
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
 from envhub_server.catalog.registry import EnvFacts
@@ -33,7 +34,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.control import FirstBuilt
 from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session.launcher import Launcher, Machine
-from envhub_server.session.slots import Late, Overrun, Process, Slot, Stage
+from envhub_server.session.slots import KilledFor, Late, Process, Slot, Stage
 from envhub_server.session.supervision import exit_failure, unready_failure
 
 SECOND_FAILED = "a second env could not be made in its process"
@@ -57,7 +58,7 @@ class WorkerCount:
     workers: int  # the number
     reason: str  # the reason for the number, for people
     chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
-    alone: bool = False  # True if a process could not make two of the envs
+    own_process: bool = False  # True if a process could not make two of the envs
     crowded: bool = False  # True if envs share processes only because there is no room for more
 
 
@@ -65,23 +66,23 @@ def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
     return WorkerCount(min(wanted, num_envs), f"told by {by}", chosen=True)
 
 
-def separate(num_envs: int, why: str, alone: bool = False) -> WorkerCount:
-    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, alone=alone)
+def separate(num_envs: int, why: str, own_process: bool = False) -> WorkerCount:
+    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, own_process=own_process)
 
 
 def lacking(num_envs: int, count: WorkerCount, machine: Machine) -> str:
     """The reason why envs that need their own processes cannot have them; empty if they can."""
-    need = f"{num_envs} envs need a process each (one_per_process, or such envs could not share one before)"
+    need = f"{num_envs} envs need a process each (one_per_process, snapshots, or such envs could not share one before)"
     if count.workers < num_envs:
         return f"{need}, and there are to be {count.workers}, {count.reason}"
     room = max(machine.workers_max, machine.cpus)
     return f"{need}, and there is room for {room}; num_workers={room} has them share" if count.workers > room else ""
 
 
-def count_in_advance(name: str, num_envs: int, alone: bool, cpus: int) -> WorkerCount | None:
+def count_in_advance(name: str, num_envs: int, own_process: bool, cpus: int) -> WorkerCount | None:
     """The number before any env is made, of envs of this id; None if the first envs decide."""
-    if alone:
-        return separate(num_envs, "a second env could not be made in a process before", alone=True)
+    if own_process:
+        return separate(num_envs, "a second env could not be made in a process before", own_process=True)
     if num_envs <= cpus and first_workers(name, num_envs, cpus) == num_envs:
         return WorkerCount(num_envs, "a process per env: there are no more envs than CPUs")
     return None
@@ -99,15 +100,15 @@ def _cheap_workers(num_envs: int, cpus: int) -> int:
     return max(1, cpus - 1) if workers == cpus and num_envs < CHEAP_ROWS * cpus else workers
 
 
-def of_first_envs(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, shares: bool = False) -> WorkerCount:
+def count_workers(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, may_share: bool = False) -> WorkerCount:
     """The number of workers, once the first envs are made, each by one of them."""
     built = list(first)
-    if shares:
+    if may_share:
         return WorkerCount(machine.cpus, "one per CPU: shared_process")
     if all(each.cheap for each in built):
         count = max(len(built), _cheap_workers(num_envs, machine.cpus))
         return WorkerCount(count, "few: the env is known to share a process well, and its steps to be very cheap")
-    if all(each.fit for each in built):
+    if all(each.may_share_process for each in built):
         return WorkerCount(machine.cpus, "one per CPU: the env and its wrappers are known to share a process well")
     each_bytes = max(each.private_bytes for each in built)
     room = min(machine.workers_max, int(SHARE * machine.memory_bytes) // max(1, each_bytes))
@@ -158,12 +159,12 @@ class WorkerSizing:
 
     def decide(self) -> None:
         first = [slot.process.first for slot in self._slots if slot.process is not None]
-        shares = bool(self._launcher.rules.hosting.shares_process)
+        may_share = bool(self._launcher.rules.hosting.shares_process)
         made = [each for each in first if each is not None]
-        self._decided(of_first_envs(self._make.num_envs, made, self._machine, shares))
+        self._decided(count_workers(self._make.num_envs, made, self._machine, may_share))
 
     def separate(self, why: str) -> None:
-        self._decided(separate(self._make.num_envs, why, alone=why == SECOND_FAILED))
+        self._decided(separate(self._make.num_envs, why, own_process=why == SECOND_FAILED))
 
     def _decided(self, count: WorkerCount) -> None:
         self.count, self._launcher.decided = count, True
@@ -212,9 +213,8 @@ class EnvBuilding:
     def on_session_made(self, now_s: float) -> None:
         self._wait_for_all()
         count = len(self._slots)
-        if self._launcher.rules.libraries is None:
-            # The others start once the libraries that they can share are known.
-            count = min(count, self._launcher.machine.cpus)
+        if self._launcher.has_zygote is None:
+            count = 1  # the others start once it has imported what they are to have
         self._launcher.start([*self._slots][:count], now_s)
         self._sizing.notify_if_crowded()
 
@@ -223,7 +223,6 @@ class EnvBuilding:
         if self._sizing.count is not None:
             return
         process.first, process.built, process.stage = built, 1, Stage.BUILT
-        self._launcher.note_libraries(process, built.libraries)
         begun = [slot.process for slot in self._slots if slot.process is not None and slot.process.first is not None]
         if len(begun) < len(self._slots):
             return
@@ -233,25 +232,17 @@ class EnvBuilding:
             each.stage = Stage.BUILDING
         self._launcher.start_missing(now_s)
         for each in begun:
-            self._effects.tell(each.number, self._launcher.order_rest(self._slots[each.place]))
+            self._effects.tell(each.number, self._launcher.order_rest(self._slots[each.slot_index]))
         self._sizing.notify_if_crowded()
 
     def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> None:
-        """Start the other workers, once each of the first has loaded the code that makes its envs."""
-        libraries, wanted = imported.libraries, set(self._launcher.rules.libraries or ())
-        if process.shares and (libraries is None or not wanted <= set(libraries)):
-            self._rebuild(process)  # the env or its program has changed since its libraries were recorded
+        """Start the other workers, once the first has loaded the code that makes its envs."""
+        if self._launcher.has_zygote is not None:
             return
-        process.imported = True
-        self._launcher.note_libraries(process, libraries)
-        if all(slot.process.imported for slot in self._slots if slot.process is not None):
-            self._launcher.start_missing(now_s)
-
-    def _rebuild(self, process: Process) -> None:
-        """Rebuild the envs of a process in a new one that shares no libraries; later processes share none either."""
-        process.rebuild = True
-        self._launcher.share(())
-        self._effects.kill(process.number)
+        self._launcher.has_zygote = imported.shareable
+        if imported.shareable:
+            self._effects.fork_zygote(process.number, tuple(imported.files))
+        self._launcher.start_missing(now_s)
 
     def _separate(self, slot: Slot, now_s: float, why: str = SECOND_FAILED) -> None:
         begun = [each.process for each in self._slots if each.process is not None]
@@ -266,21 +257,17 @@ class EnvBuilding:
         self._launcher.start_missing(now_s)
 
     def on_built(self, process: Process, built: control.Built, now_s: float) -> Failure | None:
-        slot = self._slots[process.place]
-        fits = built.fit or self._launcher.rules.hosting.shares_process
+        slot = self._slots[process.slot_index]
+        fits = built.may_share_process or self._launcher.rules.hosting.shares_process
         if self._sizing.separable(slot) and not fits:
             self._separate(slot, now_s, "not all of its envs are known to share one well")
             return None
         process.made, slot.waiting = built, False
         process.stage, process.built = Stage.BUILT, len(slot.rows)
-        self._launcher.sharing_tried |= process.shares
-        if not process.shares:
-            self._launcher.note_libraries(process, built.libraries)
         return self._make_arena() if not self._slots.waiting else None
 
     def _make_arena(self) -> Failure | None:
         launcher, made = self._launcher, self._made
-        launcher.share(launcher.rules.libraries or ())  # an empty list means that there are none to share
         first = made[0]
         action_space, action_leaves = first.action_space, first.action_leaves
         if any(each.action_structure != first.action_structure for each in made):
@@ -294,6 +281,7 @@ class EnvBuilding:
             action_space,
             self._make.observation_mode,
             self._sizing.worker_spin_us,
+            slow_ms=launcher.rules.slow_ms,
         )
         try:
             layout = launcher.arena.layout()
@@ -314,7 +302,7 @@ class EnvBuilding:
 
     def on_mapped(self, process: Process, now_s: float) -> messages.Made | None:
         """Note that a process has mapped the arena; return the description of the session once all have."""
-        slot = self._slots[process.place]
+        slot = self._slots[process.slot_index]
         self._launcher.restarts.serves(slot.index, now_s)
         slot.waiting, process.stage = False, Stage.MAPPED
         return self._describe() if not self._slots.waiting else None
@@ -323,7 +311,8 @@ class EnvBuilding:
         made, arena = self._made, self._launcher.arena
         first = made[0]
         assert arena is not None
-        spaces = first.observation_spaces
+        spaces, layout = first.observation_spaces, arena.layout()
+        batch_bytes = sum(layout.rows * leaf.nbytes for leaf in layout.observations)
         if self._make.observation_mode == "different":
             by_slot = [each.observation_spaces for each in made]
             spaces = [by_slot[row % len(made)][row // len(made)] for row in range(self._make.num_envs)]
@@ -337,6 +326,7 @@ class EnvBuilding:
             spec=first.spec,
             sizing="" if self._sizing.count is None else self._sizing.count.reason,
             vector=self._recipe.settings.vector,
+            window=max(WINDOW_MIN, min(WINDOW, REPLIES_BYTES_MAX // max(1, batch_bytes))),
         )
 
     def serve(self, now_s: float) -> None:
@@ -344,34 +334,32 @@ class EnvBuilding:
             process = slot.process
             assert process is not None
             process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
-            seeds = [self._make.seeds[row] for row in slot.rows] if self._make.seeds else []
-            self._effects.hand_over(slot.index, process.number, control.Serve(seeds))
+            self._effects.hand_over(slot.index, process.number, control.Serve(), 0)
         rules, count = self._launcher.rules, self._sizing.count
         # Where no process had to make two envs, what an earlier session has found holds.
-        alone = (count is not None and count.alone) or (rules.alone and len(self._slots) == self._make.num_envs)
-        self._effects.learn(EnvFacts(rules.libraries, alone))
+        own = (count is not None and count.own_process) or (
+            rules.own_process and len(self._slots) == self._make.num_envs
+        )
+        self._effects.learn(EnvFacts(rules.shares_imports, own))
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def on_failed(self, process: Process, failure: Failure, now_s: float) -> Failure | None:
-        slot, building = self._slots[process.place], self._launcher.arena is None
-        if process.shares and building:
-            self._rebuild(process)
-        elif building and self._sizing.separable(slot) and failure.env_index in slot.rows[1:]:
+        slot, building = self._slots[process.slot_index], self._launcher.arena is None
+        if building and self._sizing.separable(slot) and failure.env_index in slot.rows[1:]:
             self._separate(slot, now_s)
         else:
             return failure
         return None
 
-    def on_exited(
-        self, process: Process, exited: WorkerExited, why: Late | Overrun | None, now_s: float
-    ) -> Failure | None:
+    def on_exited(self, process: Process, exited: WorkerExited, why: KilledFor | None, now_s: float) -> Failure | None:
         """Make the envs of an ended process in another way, if that may help."""
-        slot, launcher, building = self._slots[process.place], self._launcher, self._launcher.arena is None
-        unshared = process.shares and (why is None or not process.imported)
+        slot, launcher, building = self._slots[process.slot_index], self._launcher, self._launcher.arena is None
+        # It may be the kind of code that works in no fork.
+        unshared = process.shares_imports and why is None and not process.rebuild
         if building and (process.rebuild or unshared):
-            if process.shares:
-                launcher.share(())
+            if unshared:
+                launcher.has_zygote, launcher.rules = False, replace(launcher.rules, shares_imports=False)
             slot.waiting = True
             launcher.start([slot], now_s)
             return None

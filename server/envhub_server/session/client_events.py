@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import Call, Close, Collect, Failure, Receive, Reset, Send, SetAttr, Step
-from envhub_server.ipc import control
+from envhub.protocol.messages import (
+    Call,
+    Close,
+    Collect,
+    Failure,
+    Receive,
+    Reset,
+    Send,
+    SetAttr,
+    SnapshotRequest,
+    Step,
+    Table,
+)
 from envhub_server.session.effects import RowBlobs
-from envhub_server.session.requests import Question, refusal
+from envhub_server.session.requests import WAITING_MAX, refusal
 from envhub_server.session.slots import SAMPLE_S
 from envhub_server.session.state import (
     HANDLERS,
@@ -35,8 +44,8 @@ DONE = messages.Done()
 
 _TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
 _LEASE_OVER = Failure("session_lost", "session", "its lease ran out")
-# While a request is pending, the protocol admits only CLOSE.
-_REQUESTS = (Step, Reset, Call, SetAttr, Send, Receive, Collect, messages.TemplatesRequest)
+# While a request is pending, the protocol admits only CLOSE; while SEND and RECEIVE wait, also these and TEMPLATES.
+_REQUESTS = (Step, Reset, Call, SetAttr, Send, Receive, Collect, SnapshotRequest, messages.TemplatesRequest)
 
 
 def _ends_session(method: Method) -> Method:
@@ -60,7 +69,10 @@ class ClientEvents(SessionState):
         handler = HANDLERS.get(type(message), {}).get(self.phase)
         if handler is None:
             raise IllegalEvent(f"{type(message).__name__} in phase {self.phase.value}")
-        self.requests.asked = True
+        prepared = self.snapshots.restoring
+        if prepared is not None and prepared.is_held and getattr(message, "action", "") != "commit":
+            self.snapshots.cancel()
+        self.requests.pending_reply = True
         handler(self, now_s, message, quiescent)
 
     # --- whole batches ------------------------------------------------------------------------------------------------
@@ -87,25 +99,28 @@ class ClientEvents(SessionState):
     @handles(Reset)
     @allowed_in(Phase.READY, then=(Phase.MOVING,))
     def on_reset(self, now_s: float, reset: Reset, quiescent: bool) -> None:
-        if problem := self.requests.reset_problem(reset) or self.problem(quiescent):
+        self._post(now_s, self.requests.reset_problem(reset), quiescent)
+
+    def _post(self, now_s: float, problem: Failure | None, quiescent: bool) -> None:
+        """Post the request, unless there is a problem."""
+        if problem := problem or self.problem(quiescent):
             self.fail(problem)
             return
         self.begin(Phase.MOVING, now_s)
-        self.effects.post_reset()
-        self.requests.tell_reset(reset)
+        self.effects.post_message()
 
     @allowed_in(Phase.MOVING, then=(Phase.READY,))
     @allowed_in(*LIVE)
-    def on_actions_refused(self, now_s: float, problem: str) -> None:
-        """Refuse the actions of a step or of a partial batch, which do not fit the arena; no env has moved."""
+    def on_not_posted(self, now_s: float, why: Failure) -> None:
+        """Refuse a request that does not fit the arena; no env has moved."""
         if self.phase is Phase.MOVING:
             self.phase = Phase.READY
-        self.fail(Failure("bad_actions", "request", problem))
+        self.fail(why)
 
     @allowed_in(Phase.MOVING, then=(Phase.READY,))
     @allowed_in(*LIVE)
     def on_rows_done(self, now_s: float) -> None:
-        """Answer the reset or step: every row is done."""
+        """Answer the reset, step or call: every row is done."""
         if self.phase is not Phase.MOVING:
             return
         self.phase = Phase.READY
@@ -121,25 +136,37 @@ class ClientEvents(SessionState):
     @handles(Send)
     @allowed_in(Phase.READY)
     def on_send(self, now_s: float, send: Send, quiescent: bool) -> None:
-        """Post a partial batch; a pending RECEIVE ends without an answer."""
-        self.partial_batches.end_receive()
-        if problem := self.problem(quiescent, partial=True) or self.partial_batches.problem(send):
+        """Post a partial batch."""
+        problem = self.problem(quiescent, partial=True) or self.partial_batches.problem(send)
+        if problem is None:
+            self.begin(Phase.READY, now_s)
+            if misfit := self.effects.post_part():
+                problem = Failure("bad_actions", "request", f"{misfit}; no env has moved")
+        if problem is not None:
             self.fail(problem)
             return
-        self.begin(Phase.READY, now_s)
-        self.effects.post_part()
-
-    @allowed_in(*LIVE)
-    def on_part_posted(self, now_s: float, rows: int) -> None:
-        """Answer SEND: a partial batch of this many rows is with its workers."""
-        self.partial_batches.rows_out += rows
-        self.answer(DONE)
+        self.partial_batches.rows_out += len(send.rows)
+        if send.min_envs:
+            self._wait_for_part(send.min_envs)
+        else:
+            self.answer(DONE)
 
     @handles(Receive)
     @allowed_in(Phase.READY)
     def on_receive(self, now_s: float, receive: Receive, quiescent: bool) -> None:
-        if problem := self.partial_batches.on_receive(receive):
-            self.fail(problem)
+        if self.partial_batches.rows_out:
+            self._wait_for_part(receive.min_envs)
+        else:
+            self.answer(DONE)  # it has crossed the last results
+
+    def _wait_for_part(self, min_envs: int) -> None:
+        """Have the request wait for results; of too many that wait the oldest is answered without results."""
+        parts = self.partial_batches
+        self.requests.pending_reply = False
+        parts.wait(min_envs)
+        if parts.waiting > WAITING_MAX:
+            self.reply_part(self.effects.answer_part)
+        parts.take()
 
     @allowed_in(*LIVE)
     def on_part_done(
@@ -150,55 +177,67 @@ class ClientEvents(SessionState):
         large: tuple[int, ...] = (),
         raised: int | None = None,
     ) -> None:
-        """Answer RECEIVE with its done rows, as many as it waits for; or with one row that ``raised``, and no other."""
+        """Answer the oldest request that waits with these done rows, or with one row that ``raised``, and no other."""
         # ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
-        if not self.partial_batches.receiving:
+        parts = self.partial_batches
+        if not parts.waiting:
             return
         if raised is None:
-            self.answer(DONE, rows=self.partial_batches.on_done(rows, small, large), part=rows)
+            self.reply_part(self.effects.answer_part, parts.on_done(rows, small, large), rows)
         else:
-            self.fail(self.partial_batches.on_raised(raised))
+            self.reply_part(self.effects.fail_part, parts.on_raised(raised))
+        while parts.waiting and not parts.rows_out:
+            self.reply_part(self.effects.answer_part)
+        parts.take()
 
     # --- other requests -----------------------------------------------------------------------------------------------
 
     @handles(Call)
-    @allowed_in(Phase.READY, then=(Phase.CALLING,))
+    @allowed_in(Phase.READY, then=(Phase.MOVING,))
     def on_call(self, now_s: float, call: Call, quiescent: bool) -> None:
         # The name of a class is only compared.
-        if call.question != "wrapped" and (forbidden := self.requests.forbidden(call.name)):
-            self.fail(forbidden)
-        else:
-            wanted = control.CallRows(
-                [], call.name, call.args, call.only_kind, call.skip_unreset, call.question, reset_first=call.reset_first
-            )
-            self._ask(now_s, call.rows, lambda rows: replace(wanted, rows=rows), quiescent)
+        forbidden = None if call.question == "wrapped" else self.requests.forbidden(call.name)
+        self._post(now_s, forbidden or self.requests.rows_problem(call.rows), quiescent)
 
     @handles(SetAttr)
-    @allowed_in(Phase.READY, then=(Phase.CALLING,))
+    @allowed_in(Phase.READY, then=(Phase.MOVING,))
     def on_set_attr(self, now_s: float, message: SetAttr, quiescent: bool) -> None:
-        question = self.requests.forbidden(message.name) or self.requests.assignment(message)
-        if isinstance(question, Failure):
-            self.fail(question)
-        else:
-            self._ask(now_s, message.rows, question, quiescent)
-
-    def _ask(self, now_s: float, rows: list[int], question: Callable[[list[int]], Question], quiescent: bool) -> None:
-        if problem := self.requests.rows_problem(rows) or self.problem(quiescent):
-            self.fail(problem)
-            return
-        self.begin(Phase.CALLING, now_s)
-        self.requests.ask(rows, question)
+        requests = self.requests
+        problem = requests.forbidden(message.name) or requests.assignment_problem(message)
+        self._post(now_s, problem or requests.rows_problem(message.rows), quiescent)
 
     @handles(Collect)
     @allowed_in(Phase.READY)
     def on_collect(self, now_s: float, collect: Collect, quiescent: bool) -> None:
         """Answer with the kept infos or the failure of these rows."""
+        self.quiescent = quiescent  # a client that drives asks so why it may not begin a step of a draining hub
         self.answer_rows(self.infos.collect(collect.rows))
 
     @handles(messages.TemplatesRequest)
     @allowed_in(Phase.READY)
     def on_templates(self, now_s: float, request: messages.TemplatesRequest, quiescent: bool) -> None:
         self.answer(self.infos.templates(request.numbers))
+
+    @handles(SnapshotRequest)
+    @allowed_in(Phase.READY)
+    def on_snapshot(self, now_s: float, wanted: SnapshotRequest, quiescent: bool) -> None:
+        """Drop snapshots, and list those that are left, or begin to take one or to restore rows from one."""
+        snapshots = self.snapshots
+        snapshots.drop(wanted.drop)
+        if wanted.action in ("list", "cancel"):  # any request cancels what is prepared
+            self.answer(snapshots.table())
+            return
+        begin = {"take": snapshots.take, "commit": snapshots.commit}.get(wanted.action, snapshots.restore)
+        self.on_snapshot_advanced(self.problem(quiescent) or begin(wanted, now_s))
+
+    def on_snapshot_advanced(self, outcome: Failure | Table | None) -> None:
+        """Answer the request for a snapshot, if it is done; in a session that is over, another one may be pending."""
+        if self.phase not in SERVING:
+            return
+        if isinstance(outcome, Failure):
+            self.fail(outcome)
+        elif outcome is not None:
+            self.answer(outcome)
 
     @handles(*_REQUESTS)
     @allowed_in(Phase.BROKEN)
@@ -210,7 +249,8 @@ class ClientEvents(SessionState):
     @allowed_in(Phase.CLOSING)
     def on_closing_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         draining = self.deadlines.end_by_s != math.inf
-        self.fail(SHUTTING_DOWN if draining else refusal(f"the session is {self.phase.value}"))
+        why = self.shutdown if draining else refusal(f"the session is {self.phase.value}")
+        self.fail(self.abandoned or why)
 
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
@@ -249,7 +289,7 @@ class ClientEvents(SessionState):
             self.effects.transfer()
         elif self.phase in OVER:
             self.effects.transfer()
-            self.refuse_takeover(LOST)
+            self.refuse_takeover(self.abandoned or LOST)
         else:
             self.deadlines.plan_sample(now_s)
             if ownership.lane is LaneName.SHARED:
@@ -274,7 +314,7 @@ class ClientEvents(SessionState):
             self.close(now_s, close.terminate, "the program waited no longer")
             return
         # Earlier failures and requests are not reported any more.
-        self.requests.failure, self.partial_batches.receiving = None, 0
+        self.requests.failure, self.partial_batches.waiting = None, 0
         self.close(now_s, close.terminate)
 
     @_ends_session
@@ -282,10 +322,12 @@ class ClientEvents(SessionState):
         self.abandon(_LEASE_OVER, now_s, terminate=False)
 
     @_ends_session
-    def on_draining(self, now_s: float, by_s: float, end_by_s: float, quiescent: bool) -> None:
+    def on_draining(
+        self, now_s: float, by_s: float, end_by_s: float, quiescent: bool, why: Failure = SHUTTING_DOWN
+    ) -> None:
         """Begin no further request, and end once the pending request is answered, or at ``by_s``: the hub drains."""
         # After ``end_by_s`` no env gets more time to close.
-        deadlines = self.deadlines
+        deadlines, self.shutdown = self.deadlines, why
         deadlines.drain_by_s = min(deadlines.drain_by_s, by_s)
         deadlines.end_by_s = min(deadlines.end_by_s, end_by_s)
         self.closing.hurry()

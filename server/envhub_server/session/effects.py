@@ -37,10 +37,29 @@ class Effects(Protocol):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def start_processes(self, processes: tuple[int, ...], spare: bool = False, libraries: tuple[str, ...] = ()) -> None:
+    def start_processes(
+        self,
+        processes: tuple[int, ...],
+        spare: bool = False,
+        shares_imports: bool = False,
+        snapshot: int = 0,
+    ) -> None:
         """Start processes with these numbers, which may be spares; ``on_not_started`` is told if none can be.
 
-        Their zygote imports these libraries for them.
+        With ``shares_imports`` the session's zygote forks them; the ``snapshot`` with this number copies of itself.
+        """
+
+    def take_snapshot(self, process: int, wanted: control.TakeSnapshot) -> None:
+        """Have a process take a snapshot; if it forks, ``on_snapshot_born`` or ``on_snapshot_ended`` is told."""
+
+    def drop_snapshot(self, serial: int) -> None: ...
+    def repeat_requests(self, process: int, name: str, requests: bytes) -> None:
+        """Have a restored process make these requests again, up to the snapshot of this name."""
+
+    def fork_zygote(self, process: int, files: tuple[str, ...]) -> None:
+        """Have a process that waits for this fork the session's zygote; ``on_not_started`` is told if it cannot.
+
+        Later sessions may use it as long as these files are unchanged.
         """
 
     def assign(self, slot: int, process: int) -> None:
@@ -50,16 +69,19 @@ class Effects(Protocol):
     def give_arena(self, process: int, slot: int, message: control.MapArena) -> None:
         """Give the session's arena to a process, with the bells of this slot."""
 
-    def hand_over(self, slot: int, process: int, message: control.Serve, pending: Any = None) -> None:
-        """Give the rows of this slot to its process; ``pending`` is the slot's message of the pending request."""
+    def hand_over(self, slot: int, process: int, message: control.Serve, replaced: int) -> None:
+        """Give the rows of this slot to its process, which carries out what is posted, with seeds for its envs.
+
+        Their slot's process was ``replaced`` so often.
+        """
 
     def report_late(self, process: int, late: Late) -> None:
         """Log that an env has not returned; if its process is about to be killed, have it write its stacks."""
 
-    def report_closing(self, slow: tuple[tuple[int, int, tuple[int, ...]], ...]) -> None:
+    def report_closing(self, slow: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         """Tell the client and the log that envs are slow to close, and what they execute.
 
-        ``slow`` has of each process its number, its descriptor of the file with its stack, and the rows that it closes.
+        ``slow`` has of each process its number, and the rows that it closes.
         """
 
     def kill(self, process: int) -> None: ...
@@ -73,35 +95,26 @@ class Effects(Protocol):
         With ``is_batch`` each worker's envs are one vector env.
         """
 
-    def post_reset(self) -> None:
-        """Hand all rows to their workers for a reset; messages on the channels say which rows are reset."""
+    def post_message(self) -> None:
+        """Put the request, a reset or a call, into the arena and hand its rows to their workers.
 
-    def post_step(self) -> None:
-        """Put the actions of the request into the arena and hand all rows to their workers.
-
-        ``on_actions_refused`` is told if they do not fit.
+        ``on_not_posted`` is told if it does not fit.
         """
 
-    def post_part(self) -> None:
-        """Do the same for the rows of SEND; ``on_part_posted`` or ``on_actions_refused`` is told."""
+    def post_step(self) -> None:
+        """Do the same for a step and its actions."""
 
-    def leave_part(self) -> None:
-        """Report no rows posted in parts any more; they are left to the next RECEIVE."""
+    def post_part(self) -> str:
+        """Do the same for the rows of SEND; returns why they do not fit, or nothing."""
 
     def take_part(self, rows: int) -> None:
         """Tell ``on_part_done`` once this many of the rows posted in partial batches are done."""
 
-    def take_rows(
-        self, slot: int, process: int, loss: WorkerLoss, resetting: tuple[int, ...] | None, left: bool = False
-    ) -> None:
+    def take_rows(self, slot: int, process: int, loss: WorkerLoss, left: bool = False) -> None:
         """Take the rows of a slot whose process has ended, and complete its step, so that no driver waits for it.
 
-        ``resetting`` are the rows that the process had to reset in the pending reset; None without a pending reset. A
-        process that has ``left`` to be recycled has said in each row's ``needs_reset`` what its next step is.
+        A process that has ``left`` to be recycled has said in each row's ``needs_reset`` what its next step is.
         """
-
-    def keep_rows(self, slot: int) -> None:
-        """Complete the rows of a slot without a process unchanged: the reset names none of them."""
 
     def finish_steps(self, slot: int, loss: WorkerLoss) -> None:
         """Complete the steps of a slot that have waited too long for its next process."""
@@ -126,15 +139,15 @@ class Effects(Protocol):
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
-    def answer(
-        self, message: Any, arrays: bool = False, rows: RowBlobs = (), part: tuple[int, ...] | None = None
-    ) -> None:
-        """Answer the request with this message and these rows of blobs.
-
-        The arena's arrays come before the blobs: of the whole batch if ``arrays``, else of the rows in ``part``.
-        """
+    def answer(self, message: Any, arrays: bool = False, rows: RowBlobs = ()) -> None:
+        """Answer the request with this message, the arena's results of it if ``arrays``, and these blobs."""
 
     def fail(self, failure: Failure) -> None: ...
+    def keep_waiting(self) -> None: ...  # the request is answered by one of these, as are those before it
+    def answer_part(self, rows: RowBlobs = (), part: tuple[int, ...] = ()) -> None:
+        """Answer the oldest request that is kept with the arrays of the rows in ``part``, and these blobs of theirs."""
+
+    def fail_part(self, failure: Failure) -> None: ...
     def transfer(self) -> None:
         """Give the session the token and the owner of the client that attaches; the former client has it no more."""
 

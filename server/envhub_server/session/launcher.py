@@ -1,22 +1,23 @@
-"""The start of processes, and the orders by which each learns its place, its envs and the arena."""
+"""The start of processes, and the orders by which each learns its slot, its envs and the arena."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envhub.protocol.messages import Hosting, Make, ProgramEnvironment
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc import control
-from envhub_server.ipc.packages import shared
 from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey
 from envhub_server.session.effects import Effects
 from envhub_server.session.slots import Deadlines, Process, Slot, SlotTable, Stage
 
 # The variables by which libraries choose a device: CUDA sees only these devices, MuJoCo and others render on this one.
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
+# Mesa draws without threads and shared memory, which no copy of a process has.
+MESA = {"LP_NUM_THREADS": "0", "MESA_SHADER_CACHE_DISABLE": "true"}
 _OF_INTERPRETER = ("python", "rendering", "flags")  # set when the interpreter starts
 SPARE_INCARNATION = 1 << 20  # more than a worker has restarts
 WINDOW_S = 60.0  # an end counts for this long
@@ -123,10 +124,12 @@ class WorkerRules:
     session: str = ""  # the session's name for its envs; empty for envs that get no variables
     hosting: Hosting = field(default_factory=Hosting)
     replays: str = ""  # the prefix of the names of the session's replays; empty if none are kept
-    # That its workers share through their zygote; None until the first workers report theirs.
-    libraries: tuple[str, ...] | None = ()
-    alone: bool = False  # True if an earlier session could not make two of its envs in a process
+    shares_imports: bool = False  # True if the others are to have what the first worker has imported, where they can
+    has_zygote: bool = False  # True if that of an earlier session has imported it
+    own_process: bool = False  # True if an earlier session could not make two of its envs in a process
     info_bytes_max: int = control.INFO_BYTES_MAX  # without its observation, for a hub that is not private
+    slow_ms: int = 0  # the hub lists steps, resets and calls that take as long; 0 for none
+    snapshots_max: int = 256  # processes that are snapshots; 0 forbids them
 
 
 NO_RULES = WorkerRules()
@@ -171,20 +174,23 @@ class Launcher:
         self.rules = rules  # the settings of all of its workers
         self.decided = decided  # True if the number of workers is decided
         self.arena: control.MapArena | None = None  # the order to map the arena; None until all envs are made
-        self.sharing_tried = False  # True if a process that shares libraries has made its envs
+        # True if the session has a zygote, which forks its other processes; None until its first worker decides that.
+        has_setup = bool(self._setups or make.worker_setup_code)
+        several = make.num_envs > 1 or rules.has_zygote
+        shares = rules.shares_imports and several and not rules.hosting.gpus and not has_setup
+        self.has_zygote: bool | None = (rules.has_zygote or None) if shares else False
 
     def start(self, slots: Collection[Slot], now_s: float) -> None:
         """Start a process for each of these slots, which must have none."""
         if not slots:
             return
         self.deadlines.plan_sample(now_s)
-        libraries = self._libraries
-        started = [self.slots.begin(slot) for slot in slots]
+        started, shares = [self.slots.begin(slot) for slot in slots], bool(self.has_zygote)
         for process in started:
-            process.shares = bool(libraries)
-        self.effects.start_processes(tuple(process.number for process in started), libraries=libraries)
+            process.shares_imports = shares
+        self.effects.start_processes(tuple(process.number for process in started), shares_imports=shares)
         for process in started:
-            self.effects.tell(process.number, self.order(self.slots[process.place]))
+            self.effects.tell(process.number, self.order(self.slots[process.slot_index]))
 
     def start_missing(self, now_s: float) -> None:
         self.start([slot for slot in self.slots if slot.process is None], now_s)
@@ -194,8 +200,25 @@ class Launcher:
         process = self.slots.begin(slot, spare=True)
         self._spares += 1
         order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
-        self.effects.start_processes((process.number,), True, self._libraries)
+        self.effects.start_processes((process.number,), True, bool(self.has_zygote))
         self.effects.tell(process.number, order)
+
+    def start_restored(
+        self, slot: Slot, serial: int, name: str, requests: bytes | None, now_s: float, spare: bool
+    ) -> Process:
+        """Start a copy of a snapshot for this slot; a ``spare`` leaves it to its present process until it is ready.
+
+        It makes ``requests``, if it is given them, to come to the snapshot of this name.
+        """
+        self.deadlines.plan_sample(now_s)
+        process = self.slots.begin(slot, spare)
+        process.is_restored = True
+        self.effects.start_processes((process.number,), spare, snapshot=serial)
+        self.assign_slot(process)
+        if requests is not None:
+            self.effects.repeat_requests(process.number, name, requests)
+        self.map(process)
+        return process
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -221,27 +244,32 @@ class Launcher:
             allow_pickle=make.program_environment is not None and not recipe.settings.python,
             columns=make.columns,
             first_only=not self.decided,
-            says_imported=rules.libraries != (),
+            says_imported=self.has_zygote is None,
             cpu=self._cpu(slot),
             on_exception=make.faults.on_exception,
             on_invalid=make.faults.on_invalid,
             memory_bytes_max=rules.memory_bytes_max,
             hide_folders=rules.hide_folders,
             variables=self._variables(slot),
-            shares=workers if recipe.settings.vector else 0,
+            batch_workers=workers if recipe.settings.vector else 0,
             replays=rules.replays,
             episodes_max=rules.hosting.recycle.episodes,
-            setups=[*dict.fromkeys(filter(None, (recipe.settings.worker_setup, make.worker_setup)))],
+            setups=self._setups,
             setup=make.worker_setup_code,
             info_bytes_max=rules.info_bytes_max,
             row_offset=make.row_offset,
             incarnation=self.restarts.count(slot.index) + slot.recycled,
+            snapshots=make.snapshots,
             **_program_environment(make.program_environment, recipe),
         )
 
     def order_rest(self, slot: Slot) -> control.BuildRest:
-        """The order to make the other envs, for a worker that has made its first env, once its place is decided."""
+        """The order to make the other envs, for a worker that has made its first env, once its slot is decided."""
         return control.BuildRest(list(slot.rows), self._kwargs_each(slot), self._variables(slot))
+
+    @property
+    def _setups(self) -> list[str]:
+        return [*dict.fromkeys(filter(None, (self.recipe.settings.worker_setup, self.make.worker_setup)))]
 
     def _kwargs_each(self, slot: Slot) -> list[bytes]:
         return [self.make.kwargs_each[row] for row in slot.rows] if self.make.kwargs_each else []
@@ -253,10 +281,12 @@ class Launcher:
     def _variables(self, slot: Slot) -> dict[str, str]:
         """The environment variables of the worker of this slot; they are the same for its replacements."""
         # The number of workers and the envs' indices are empty until they are decided.
+        mesa = MESA if self.make.snapshots else {}
         if not self.rules.session:
-            return {}
+            return mesa
         indices = ",".join(str(self.make.row_offset + row) for row in slot.rows)
         environment = {
+            **mesa,
             "ENVHUB_SESSION": self.rules.session,
             "ENVHUB_WORKER_INDEX": str(slot.index),
             "ENVHUB_NUM_WORKERS": str(len(self.slots)) if self.decided else "",
@@ -268,32 +298,12 @@ class Launcher:
 
     # --- a process in its place ---------------------------------------------------------------------------------------
 
-    def tell_place(self, process: Process) -> None:
-        slot = self.slots[process.place]
-        order = control.TakePlace(slot.index, slot.rows, self._variables(slot), self._cpu(slot))
+    def assign_slot(self, process: Process) -> None:
+        slot = self.slots[process.slot_index]
+        order = control.TakeSlot(slot.index, slot.rows, self._variables(slot), self._cpu(slot))
         self.effects.tell(process.number, order)
 
     def map(self, process: Process) -> None:
         process.stage = Stage.MAPPING
         assert self.arena is not None
-        self.effects.give_arena(process.number, process.place, self.arena)
-
-    # --- libraries ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _libraries(self) -> tuple[str, ...]:
-        """The libraries that new processes share through their zygote."""
-        # Once the session is made, these are the libraries that its other workers had imported to make their envs. With
-        # GPUs there are none: a library may read the variables at its import, and each worker's differ.
-        tried = self.arena is None or self.sharing_tried
-        return self.rules.libraries or () if tried and not self.rules.hosting.gpus else ()
-
-    def note_libraries(self, process: Process, libraries: Sequence[str] | None) -> None:
-        """Have new processes also share the libraries that this one has imported; share none if they must not."""
-        if libraries is None:
-            self.share(())
-        elif libraries and self.rules.libraries != () and not process.shares:
-            self.share(shared([*(self.rules.libraries or ()), *libraries]))
-
-    def share(self, libraries: Iterable[str]) -> None:
-        self.rules = replace(self.rules, libraries=tuple(libraries))
+        self.effects.give_arena(process.number, process.slot_index, self.arena)

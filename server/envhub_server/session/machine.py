@@ -20,10 +20,10 @@ from typing import Any
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
-from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerSaid
+from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
 from envhub_server.session.client_events import ClientEvents
-from envhub_server.session.requests import Answer, refusal
-from envhub_server.session.slots import Late, Overrun, Process, Progress, Slot, Stage
+from envhub_server.session.requests import refusal
+from envhub_server.session.slots import Process, Progress, Slot, Stage
 from envhub_server.session.state import (
     HANDLERS,
     LIVE,
@@ -39,7 +39,7 @@ from envhub_server.session.state import (
 from envhub_server.session.supervision import MEMORY_S
 
 # Messages of a process that are handled also while it serves no slot; its other messages are ignored then.
-WITHOUT_SLOT = (control.Building, control.Built, control.Mapped, control.Closing)
+WITHOUT_SLOT = (control.Building, control.Built, control.Mapped, control.RequestsRepeated, control.Closing)
 
 
 class SessionMachine(ClientEvents):
@@ -49,22 +49,22 @@ class SessionMachine(ClientEvents):
     message, for any.
     """
 
-    def on_said(self, now_s: float, said: WorkerSaid) -> None:
+    def on_message(self, now_s: float, sent: WorkerMessage) -> None:
         """Handle a message of a process, unless it is stale or irrelevant."""
-        process, kind = self.slots.process(said.process), type(said.message)
+        process, kind = self.slots.process(sent.process), type(sent.message)
         if process is None:
             return
         slot = self.slots.of(process)
         if slot is None and kind not in WITHOUT_SLOT:
             return
-        if slot is not None and not said.current and slot.loss is None:
-            self.requests.report_stale(slot, said.message)  # a message about an abandoned step
+        if slot is not None and not sent.current and slot.loss is None:
+            self.requests.report_stale(slot, sent.message)  # a message about an abandoned step
         elif process.rebuild:
             pass  # the process is about to be killed, and its envs are made again
         elif kind not in HANDLERS and self.phase not in OVER:
-            self.abandon(refusal(f"worker {process.place} sent a {kind.__name__}"), now_s)
+            self.abandon(refusal(f"worker {process.slot_index} sent a {kind.__name__}"), now_s)
         elif handler := HANDLERS.get(kind, {}).get(self.phase):
-            handler(self, now_s, process, said.message)
+            handler(self, now_s, process, sent.message)
         # Without a handler, the process sent it before it learned of this phase.
 
     # --- making -------------------------------------------------------------------------------------------------------
@@ -113,6 +113,9 @@ class SessionMachine(ClientEvents):
     @allowed_in(*SERVING)
     def on_mapped(self, now_s: float, process: Process, _: control.Mapped) -> None:
         """Have a process that has mapped the arena serve; the first ones once all have mapped it."""
+        if process.is_restored and self.slots.of(process) is None:
+            self.on_snapshot_advanced(self.snapshots.on_mapped(process, now_s))
+            return
         if not self.making:
             self.replacement.on_mapped(process, now_s)
             return
@@ -147,8 +150,7 @@ class SessionMachine(ClientEvents):
             self._end_process(now_s, WorkerExited(number, cause))
 
     @allowed_in(*MAKING, then=(Phase.CLOSING, Phase.ENDED))
-    @allowed_in(Phase.READY, Phase.MOVING, then=(Phase.BROKEN,))
-    @allowed_in(Phase.CALLING, then=(Phase.READY, Phase.BROKEN))
+    @allowed_in(*SERVING, then=(Phase.BROKEN,))
     @allowed_in(Phase.BROKEN)
     @allowed_in(Phase.CLOSING, then=(Phase.ENDED,))
     def on_exited(self, now_s: float, exited: WorkerExited) -> None:
@@ -160,42 +162,71 @@ class SessionMachine(ClientEvents):
             return
         slot, why, was_leaving = self.slots.of(process), process.killed_for, process.stage is Stage.LEAVING
         self.slots.end(process)
+        if slot is not None:
+            self.on_snapshot_advanced(self.snapshots.on_worker_lost(slot.rows[0]))
         self.closing.on_ended(process, f"the process {exited.cause.how}")
         if self.phase is Phase.CLOSING:
             if not self.slots.alive:
                 self.end()
         elif self.phase is Phase.BROKEN:
             self.closing.tell()
+        elif slot is None and process.is_restored and not was_leaving:
+            why_not = f"cannot be restored: its process {exited.cause.how}"
+            self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, why_not))
         elif slot is None:
             self.closing.tell()
             self.replacement.on_spare_exited(was_leaving, now_s)
+        elif slot.successor is not None:
+            self.on_snapshot_advanced(self.snapshots.on_left(slot, now_s))
         elif self.making:
             self._go_on(self.building.on_exited(process, exited, why, now_s), now_s)
-        else:
-            self._lose(now_s, slot, exited, why)
-
-    def _lose(self, now_s: float, slot: Slot, exited: WorkerExited, why: Late | Overrun | None) -> None:
-        """Handle the end of a slot's process; the next process gets a call that it had not read."""
-        was_serving = slot.loss is None
-        if broken := self.replacement.on_lost(slot, exited, why, now_s):
+        elif broken := self.replacement.on_lost(slot, exited, why, now_s):
             self.break_down(broken)
-            return
-        assert slot.loss is not None
-        unread = exited.unread is not None and exited.unread is slot.pending and why is None
-        if self.phase is Phase.CALLING and was_serving and slot.waiting and not unread:
-            self.requests.on_call_lost(slot, slot.loss.failure)
-            self.end_call()
-        self.replacement.replace_lost(now_s)
+        else:
+            self.replacement.replace_lost(now_s)
+
+    @allowed_in(*LIVE)
+    def on_restart_ordered(self, now_s: float, row: int, text: str) -> None:
+        """End the process of this row's env, and start it again; ``text`` says who wants so, and why."""
+        if self.phase in SERVING:
+            self.replacement.order_restart(self.slots.of_row(row), text, now_s)
 
     @handles(control.EpisodesDone)
     @allowed_in(*SERVING)
     def on_episodes_done(self, now_s: float, process: Process, done: control.EpisodesDone) -> None:
-        self.replacement.recycling.on_episodes_done(self.slots[process.place], now_s)
+        self.replacement.recycling.on_episodes_done(self.slots[process.slot_index], now_s)
 
-    @handles(control.Left)
+    @handles(control.HandedOver)
     @allowed_in(*SERVING)
-    def on_left(self, now_s: float, process: Process, left: control.Left) -> None:
-        self.replacement.on_left(self.slots[process.place], now_s)
+    def on_handed_over(self, now_s: float, process: Process, left: control.HandedOver) -> None:
+        slot = self.slots[process.slot_index]
+        if slot.successor is not None:
+            self.on_snapshot_advanced(self.snapshots.on_left(slot, now_s))
+        else:
+            self.on_snapshot_advanced(self.snapshots.on_worker_lost(slot.rows[0]))
+            self.replacement.on_handed_over(slot, now_s)
+
+    @handles(control.SnapshotTaken)
+    @allowed_in(*SERVING)
+    def on_snapshot_taken(self, now_s: float, process: Process, taken: control.SnapshotTaken) -> None:
+        self.on_snapshot_advanced(self.snapshots.on_taken(self.slots[process.slot_index].rows[0], taken))
+
+    @handles(control.RequestsRepeated)
+    @allowed_in(*SERVING)
+    def on_requests_repeated(self, now_s: float, process: Process, replayed: control.RequestsRepeated) -> None:
+        if replayed.problem and self.slots.of(process) is None:
+            self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, replayed.problem))
+        elif replayed.problem:  # its slot's next process begins elsewhere
+            self.snapshots.on_restart_failed(self.slots[process.slot_index], replayed.problem)
+            self.effects.kill(process.number)
+
+    @allowed_in(*LIVE)
+    def on_snapshot_born(self, now_s: float, serial: int, private_bytes: int) -> None:
+        self.on_snapshot_advanced(self.snapshots.on_born(serial, private_bytes))
+
+    @allowed_in(*LIVE)
+    def on_snapshot_ended(self, now_s: float, serial: int, how: str) -> None:
+        self.on_snapshot_advanced(self.snapshots.on_ended(serial, how))
 
     @allowed_in(*LIVE)
     def on_rows_waiting(self, now_s: float, slot: int) -> None:
@@ -207,42 +238,37 @@ class SessionMachine(ClientEvents):
     @handles(control.RowInfo)
     @allowed_in(*SERVING)
     def on_row_info(self, now_s: float, process: Process, sent: control.RowInfo) -> None:
-        if sent.row in self.slots[process.place].rows:
-            self.infos.note(sent.row, sent.info)
+        if sent.row in self.slots[process.slot_index].rows:
+            self.infos.add(sent.row, sent.info, sent.number)
 
     @allowed_in(*LIVE)
-    def on_stand_in_info(self, now_s: float, row: int, info: bytes) -> None:
+    def on_lost_row_info(self, now_s: float, row: int, info: bytes) -> None:
         """Keep a large info of a row of an ended worker that the hub completed."""
-        self.infos.note(row, info)
+        self.infos.add(row, info)
 
     @handles(control.InfoTemplate)
     @allowed_in(*SERVING)
     def on_template(self, now_s: float, process: Process, template: control.InfoTemplate) -> None:
-        self.infos.on_template(self.slots[process.place], template)
+        self.infos.on_template(self.slots[process.slot_index], template)
 
-    @handles(control.CallResults, control.CallFailed)
-    @allowed_in(Phase.CALLING, then=(Phase.READY,))
+    @handles(control.SetAttrRows)
     @allowed_in(*SERVING)
-    def on_call_answered(self, now_s: float, process: Process, answer: Answer) -> None:
-        slot = self.slots[process.place]
-        if self.requests.on_answered(slot, answer):
-            self.end_call()
-        else:
-            self.requests.report_stale(slot, answer)
+    def on_attribute_set(self, now_s: float, process: Process, message: control.SetAttrRows) -> None:
+        self.requests.on_attribute_set(self.slots[process.slot_index], message)
 
     @handles(control.RowFailed)
     @allowed_in(*MAKING, then=(Phase.CLOSING,))
     @allowed_in(*SERVING, Phase.CLOSING)
     def on_row_failed(self, now_s: float, process: Process, failed: control.RowFailed) -> None:
-        slot = self.slots[process.place]
+        slot = self.slots[process.slot_index]
         if self.making:
             self._go_on(self.building.on_failed(process, failed.failure, now_s), now_s)
         elif self.phase is not Phase.CLOSING:
-            self._note_raised(slot, failed)
-        elif slot.loss is None:  # else the process was about to replace an ended one
-            self.requests.note_failure(failed.failure)
+            self._on_env_raised(slot, failed)
+        elif failed.failure.code != "factory_failed":  # else the process was still to make its envs
+            self.requests.record_failure(failed.failure)
 
-    def _note_raised(self, slot: Slot, failed: control.RowFailed) -> None:
+    def _on_env_raised(self, slot: Slot, failed: control.RowFailed) -> None:
         failure = failed.failure
         if slot.loss is not None and failure.code == "factory_failed":
             slot.boot_failure = failure
@@ -250,23 +276,23 @@ class SessionMachine(ClientEvents):
         row, cause = failure.env_index, "nan" if failed.invalid else "exception"
         env_failure = EnvFailure(cause, failure.message, exception=failure.type, traceback=failure.traceback)
         name = self.replacement.keep_replay_of(slot, row, failed.number, failed.trace, env_failure)
-        self._note_failure(replace(failure, replay=name), slot.rows)
+        self._record_failure(replace(failure, replay=name), slot.rows)
 
     @allowed_in(*SERVING, Phase.BROKEN, Phase.CLOSING)
-    def on_stand_in_failed(self, now_s: float, failure: Failure) -> None:
+    def on_lost_row_failed(self, now_s: float, failure: Failure) -> None:
         if self.phase in SERVING:
-            self._note_failure(failure, range(self.make.num_envs))
+            self._record_failure(failure, range(self.make.num_envs))
 
-    def _note_failure(self, failure: Failure, rows: Collection[int]) -> None:
+    def _record_failure(self, failure: Failure, rows: Collection[int]) -> None:
         if self.phase is Phase.READY:
-            self.infos.note_failure(failure, rows)
+            self.infos.record_failure(failure, rows)
         else:
-            self.requests.note_failure(failure)
+            self.requests.record_failure(failure)
 
     @handles(control.Faulted)
     @allowed_in(*SERVING, then=(Phase.BROKEN,))
     def on_faulted(self, now_s: float, process: Process, fault: control.Faulted) -> None:
-        if broken := self.replacement.on_faulted(self.slots[process.place], fault, now_s):
+        if broken := self.replacement.on_faulted(self.slots[process.slot_index], fault, now_s):
             self.break_down(broken)
 
     @handles(control.SharedChanged)
@@ -276,8 +302,8 @@ class SessionMachine(ClientEvents):
 
     @handles(control.Closing)
     @allowed_in(*LIVE)
-    def on_closing(self, now_s: float, process: Process, said: control.Closing) -> None:
-        self.closing.on_closing(process, said, now_s)
+    def on_closing(self, now_s: float, process: Process, sent: control.Closing) -> None:
+        self.closing.on_closing(process, sent, now_s)
 
     @handles(control.Suspicious)
     @allowed_in(*LIVE)
@@ -313,6 +339,10 @@ class SessionMachine(ClientEvents):
         if ownership.takeover_pending and now_s >= ownership.let_go_by_s:
             self.keep_holder()
         self.closing.on_elapsed(progress, now_s)
+        self.on_snapshot_advanced(self.snapshots.on_elapsed(now_s))
+        if self.make.faults.on_crash == "restore":
+            for slot in replacement.to_restart(now_s):
+                self.snapshots.restart(slot, now_s)
         replacement.restart(now_s)
         if now_s >= self.deadlines.spares_at_s:
             replacement.spares.fill(now_s)

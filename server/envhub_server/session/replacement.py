@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from envhub.env_failure import EnvFailure, reseeded
+from envhub.env_failure import EnvFailure, failure_info
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
 from envhub_server.ipc.replay_file import name_of_raised
@@ -14,7 +14,7 @@ from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.requests import Requests
-from envhub_server.session.slots import Late, Overrun, Process, Slot, Stage
+from envhub_server.session.slots import KilledFor, Ordered, Process, Slot, Stage, WorkerLoss
 from envhub_server.session.supervision import (
     EnvClosing,
     env_failure_of,
@@ -26,6 +26,7 @@ from envhub_server.session.supervision import (
 
 SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
 SPARE_RETRY_MAX_S = 60.0
+AGAIN_S = 1.0  # before the next process of a slot whose last one was ended by an order before it served
 
 
 class Spares:
@@ -44,7 +45,8 @@ class Spares:
     def unused(self) -> int:
         """The number of spares that no process which leaves is to be replaced by."""
         spares = self._slots.spares.values()
-        return sum(spare.stage is not Stage.LEAVING for spare in spares) - sum(map(_leaves, self._slots))
+        counted = sum(spare.stage is not Stage.LEAVING and not spare.is_restored for spare in spares)
+        return counted - sum(map(_leaves, self._slots))
 
     def fill(self, now_s: float) -> None:
         if self._deadlines.waits_for_spares(now_s):
@@ -66,7 +68,7 @@ class Spares:
         return slot.index % max(1, len(self._launcher.rules.hosting.gpus)), envs
 
     def _group_of(self, spare: Process) -> tuple[int, int]:
-        return self._group(self._slots[spare.place])
+        return self._group(self._slots[spare.slot_index])
 
     def _next_slot(self) -> Slot:
         """The slot for which the next spare is made: first of the group with the fewest spares, then the most restarts.
@@ -78,7 +80,7 @@ class Spares:
         count = self._restarts.count
         return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
 
-    def fit_for(self, slot: Slot) -> list[Process]:
+    def candidates(self, slot: Slot) -> list[Process]:
         """The spares that can serve this slot at once."""
         group = self._group(slot)
         ready = [each for each in self._slots.spares.values() if each.stage is Stage.BUILT and not each.killed_for]
@@ -87,7 +89,7 @@ class Spares:
     def free_for(self, slot: Slot) -> bool:
         """True if a spare can serve this slot at once, besides those for slots whose processes leave."""
         group = self._group(slot)
-        return len(self.fit_for(slot)) > sum(_leaves(each) and self._group(each) == group for each in self._slots)
+        return len(self.candidates(slot)) > sum(_leaves(each) and self._group(each) == group for each in self._slots)
 
 
 def _leaves(slot: Slot) -> bool:
@@ -107,11 +109,11 @@ class Recycling:
 
     def next_age_s(self) -> float:
         age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
-        serving = (slot for slot in self._slots if slot.serving is not None and not slot.due_for_recycling)
+        serving = (slot for slot in self._slots if slot.serving is not None and not slot.needs_recycling)
         return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
 
     def on_episodes_done(self, slot: Slot, now_s: float) -> None:
-        slot.due_for_recycling = slot.serving is not None
+        slot.needs_recycling = slot.serving is not None
         self.recycle(now_s)
 
     def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
@@ -122,7 +124,7 @@ class Recycling:
             nbytes = memory.get(slot.serving.number, 0)
             is_old = recycle.age_s and now_s >= slot.serves_since_s + recycle.age_s
             if is_old or (recycle.memory_bytes and nbytes > recycle.memory_bytes):
-                slot.due_for_recycling = True
+                slot.needs_recycling = True
 
     def recycle(self, now_s: float) -> None:
         """Have processes leave for which spares are ready, the oldest first, and have one more spare made."""
@@ -130,9 +132,9 @@ class Recycling:
         if self._launcher.deadlines.waits_for_spares(now_s):
             return
         spares = self._slots.spares.values()
-        closing = {spare.place for spare in spares if spare.stage is Stage.LEAVING}
-        due = [slot for slot in self._slots if slot.due_for_recycling and slot.serving and slot.index not in closing]
-        for slot in sorted(due, key=lambda each: each.serves_since_s):
+        closing = {spare.slot_index for spare in spares if spare.stage is Stage.LEAVING}
+        old = [slot for slot in self._slots if slot.needs_recycling and slot.serving and slot.index not in closing]
+        for slot in sorted(old, key=lambda each: each.serves_since_s):
             assert slot.process is not None
             if slot.told_to_leave:
                 continue
@@ -157,7 +159,7 @@ class Replacement:
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
-    def on_lost(self, slot: Slot, exited: WorkerExited, why: Late | Overrun | None, now_s: float) -> Failure | None:
+    def on_lost(self, slot: Slot, exited: WorkerExited, why: KilledFor | None, now_s: float) -> Failure | None:
         """Have the hub take the rows of a slot whose process has ended, until its replacement serves."""
         rules, number = self._launcher.rules, exited.process
         failure = exit_failure(self._make, slot.index, slot.rows, exited.cause, why, rules.hide_folders)
@@ -165,6 +167,13 @@ class Replacement:
         if slot.boot_failure is not None:
             failure = replace(failure, message=f"{failure.message}; before that: {slot.boot_failure.message}")
             slot.boot_failure = None
+        if isinstance(why, Ordered):  # a planned end, as one for which the worker leaves: it costs no restart
+            slot.recycled += 1
+            slot.restart_at_s = now_s if was_serving else now_s + AGAIN_S
+            info = failure_info(env_failure_of(failure, exited.cause, why, self._restarts.count(slot.index)))
+            slot.loss = WorkerLoss(failure, False, info)
+            self._effects.take_rows(slot.index, number, slot.loss)
+            return None
         delay_s = self._restarts.ended(slot.index, now_s, exited.cause.started)
         count = self._restarts.count(slot.index)
         if was_serving and rules.replays:
@@ -176,8 +185,7 @@ class Replacement:
             return exhausted_failure(failure, self._restarts.count_text(slot.index))
         slot.restart_at_s = now_s + delay_s
         slot.loss = worker_loss(failure, env_failure, self._make.faults)
-        resetting = tuple(slot.pending.rows) if isinstance(slot.pending, control.ResetRows) else None
-        self._effects.take_rows(slot.index, number, slot.loss, resetting)
+        self._effects.take_rows(slot.index, number, slot.loss)
         return None
 
     def on_faulted(self, slot: Slot, fault: control.Faulted, now_s: float) -> Failure | None:
@@ -221,8 +229,21 @@ class Replacement:
                 assert slot.loss is not None
                 self._effects.finish_steps(slot.index, slot.loss)
 
+    def order_restart(self, slot: Slot, text: str, now_s: float) -> None:
+        """Have the slot's process ended, and started again at once; ``text`` says who wants so, and why."""
+        process = slot.process
+        if process is None:
+            slot.restart_at_s = now_s
+            return
+        process.ordered = Ordered(text)
+        self._effects.kill(process.number)
+
+    def to_restart(self, now_s: float) -> list[Slot]:
+        """The slots whose next process is to be started now."""
+        return [slot for slot in self._slots if now_s >= slot.restart_at_s]
+
     def restart(self, now_s: float) -> None:
-        self._launcher.start([slot for slot in self._slots if now_s >= slot.restart_at_s], now_s)
+        self._launcher.start(self.to_restart(now_s), now_s)
 
     # --- the next process ---------------------------------------------------------------------------------------------
 
@@ -231,7 +252,7 @@ class Replacement:
         slot = self._slots.of(process)
         if process.stage is not Stage.BUILDING:
             return
-        process.stage, process.built = Stage.BUILT, len(self._slots[process.place].rows)
+        process.stage, process.built = Stage.BUILT, len(self._slots[process.slot_index].rows)
         if slot is not None:
             self._launcher.map(process)
             return
@@ -246,46 +267,49 @@ class Replacement:
             self.hand_over(slot, now_s)
 
     def hand_over(self, slot: Slot, now_s: float) -> None:
+        """Have the slot's process serve; a restored one has its attributes, and the row nothing to report."""
         process, loss = slot.process, slot.loss
         assert process is not None
         process.stage = Stage.SERVING
         process.detector.rest()
         slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
-        slot.serves_since_s, slot.due_for_recycling, slot.told_to_leave = now_s, False, False
-        seeds = self.seeds(slot, self._restarts.count(slot.index) + slot.recycled)
+        slot.serves_since_s, slot.needs_recycling, slot.told_to_leave = now_s, False, False
+        replaced = self._restarts.count(slot.index) + slot.recycled
         failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
+        if process.is_restored:
+            self._effects.hand_over(slot.index, process.number, control.Serve([], failure, info), 0)
+            return
         for message in self._requests.attributes.again(slot.rows):
             self._effects.tell(process.number, message)
-        self._effects.hand_over(slot.index, process.number, control.Serve(seeds, failure, info), slot.pending)
-
-    def seeds(self, slot: Slot, replaced: int) -> list[int | None]:
-        return [reseeded(self._requests.seeds[row], replaced) for row in slot.rows]
+        self._effects.hand_over(slot.index, process.number, control.Serve([], failure, info), replaced)
 
     def replace_lost(self, now_s: float) -> None:
         """Have spares serve the slots without a ready process; a process that still builds its envs becomes a spare."""
         for slot in self._slots:
-            if slot.loss is None or slot.stage not in (None, Stage.BUILDING):
+            # After a crash by a snapshot, and not by a spare.
+            is_restored = self._make.faults.on_crash == "restore" and slot.restart_at_s < math.inf
+            if slot.loss is None or slot.stage not in (None, Stage.BUILDING) or is_restored:
                 continue
-            if not (fit := self.spares.fit_for(slot)):
+            if not (candidates := self.spares.candidates(slot)):
                 continue
-            chosen = fit[0]
+            chosen = candidates[0]
             left = self._slots.assign(slot, chosen)
             # There is one spare too many if the spare was made to recycle a process.
             if left is not None and self.spares.unused > self.spares.wanted:
                 left.stage = Stage.LEAVING
                 self._effects.kill(left.number)
             self._effects.assign(slot.index, chosen.number)
-            self._launcher.tell_place(chosen)
+            self._launcher.assign_slot(chosen)
             self._launcher.map(chosen)
         self.spares.fill(now_s)
 
-    def on_left(self, slot: Slot, now_s: float) -> None:
+    def on_handed_over(self, slot: Slot, now_s: float) -> None:
         """Have the hub take the rows of a slot whose process has left, until a spare serves; the process closes."""
         process = slot.process
         assert process is not None
         slot.recycled += 1
         slot.loss = recycling_loss(self._make, slot.index, slot.rows)
-        self._effects.take_rows(slot.index, process.number, slot.loss, None, left=True)
+        self._effects.take_rows(slot.index, process.number, slot.loss, left=slot.told_to_leave)
         self._closing.ask(process, now_s)
         self._slots.vacate(slot, process)
         self.replace_lost(now_s)

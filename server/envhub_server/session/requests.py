@@ -1,14 +1,12 @@
-"""The pending request: its messages for the slots, its failure and its answer."""
+"""The pending request: why it is refused, and its failure; and what is kept for the next processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from envhub.arena.layout import split_share, whole_shares
-from envhub.protocol.messages import Failure, Make, Receive, Reset, Send, SetAttr, Templates
+from envhub.arena.layout import are_whole_workers, whole_workers_text
+from envhub.protocol.messages import Failure, Make, Reset, Send, SetAttr, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
@@ -22,43 +20,19 @@ def refusal(text: str) -> Failure:
     return Failure("refused", "request", text)
 
 
-Question = control.CallRows | control.SetAttrRows
-Answer = control.CallResults | control.CallFailed
-QUESTIONS = (control.CallRows, control.SetAttrRows)
-
-
 class Requests:
     """The requests of one session, one at a time, and what the next process of a slot is told again."""
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable, effects: Effects) -> None:
         self._make, self._is_vector, self._slots, self._effects = make, is_vector, slots, effects
-        self.asked = True  # True if a request waits for its answer; the first request is MAKE
+        self.pending_reply = True  # True if a request waits for its answer; the first request is MAKE
         self.failure: Failure | None = None  # the failure of the pending request, or of the session
-        self.has_pending = False  # True if a slot has a ``pending`` message
-        self.call_number = 0  # the number of the last call, which its answers repeat
         self.attributes = SetAttributes()  # the attributes that were set on the envs
-        # The last seed of each env; at first those that the envs of a lost session have left to these.
-        self.seeds: list[int | None] = make.seeds or [None] * make.num_envs
 
-    def clear_pending(self) -> None:
-        """Forget the pending messages, so that the next processes do not get them."""
-        self.has_pending = False
-        for slot in self._slots:
-            slot.pending = None
-
-    def note_failure(self, failure: Failure) -> None:
+    def record_failure(self, failure: Failure) -> None:
         """Note a failure of the request; the failure of the first env is reported."""
         if self.failure is None or (failure.env_index or 0) < (self.failure.env_index or 0):
             self.failure = failure
-
-    def tell(self, slot: Slot, message: Any) -> None:
-        """Send a slot its message of the request, now or once its next process serves."""
-        slot.pending, self.has_pending = message, True
-        if process := slot.serving:
-            self._effects.tell(process.number, message)
-        elif isinstance(message, control.ResetRows) and not message.rows:
-            slot.pending = None
-            self._effects.keep_rows(slot.index)
 
     def report_stale(self, slot: Slot, message: Any) -> None:
         fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
@@ -85,16 +59,6 @@ class Requests:
             return refusal("a vector env takes options for all of its envs, and not for each")
         return None
 
-    def tell_reset(self, reset: Reset) -> None:
-        num_envs = self._make.num_envs
-        seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
-        kept = zip(self.seeds, seeds, mask, strict=True)
-        self.seeds = [seed if chosen and seed is not None else last for last, seed, chosen in kept]
-        for slot in self._slots:
-            rows = [row for row in slot.rows if mask[row]]
-            options_each = [reset.options_each[row] for row in rows] if reset.options_each else []
-            self.tell(slot, control.ResetRows(rows, [seeds[row] for row in rows], reset.options, options_each))
-
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def rows_problem(self, rows: Sequence[int]) -> Failure | None:
@@ -103,52 +67,17 @@ class Requests:
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None
 
-    def assignment(self, message: SetAttr) -> Callable[[list[int]], Question] | Failure:
-        """The order to set an attribute of these rows; a failure if the numbers of values and rows differ."""
-        name, values, rows = message.name, message.values, message.rows or range(self._make.num_envs)
-        if len(values) not in (1, len(rows)):
-            return refusal(f"set_attr needs 1 or {len(rows)} values, got {len(values)}")
-        if len(values) == 1:
-            return lambda rows: control.SetAttrRows(rows, name, values[0])
-        by_row = dict(zip(rows, values, strict=True))
-        return lambda rows: control.SetAttrRows(rows, name, each=[by_row[row] for row in rows])
+    def assignment_problem(self, message: SetAttr) -> Failure | None:
+        count = len(message.rows) or self._make.num_envs
+        if len(message.values) not in (1, count):
+            return refusal(f"set_attr needs 1 or {count} values, got {len(message.values)}")
+        return None
 
-    def ask(self, wanted: Sequence[int], question: Callable[[list[int]], Question]) -> None:
-        """Send the call to each slot that has wanted rows; an empty list means all rows."""
-        chosen = set(wanted or range(self._make.num_envs))
-        self.call_number += 1
-        for slot in self._slots:
-            if rows := [row for row in slot.rows if row in chosen]:
-                slot.waiting = True
-                self.tell(slot, replace(question(rows), number=self.call_number))
-
-    def on_answered(self, slot: Slot, answer: Answer) -> bool:
-        """Note the answer of a slot to the call; False if it is stale."""
-        asked = slot.pending
-        if not isinstance(asked, QUESTIONS) or asked.number != answer.number:
-            return False
-        slot.pending, slot.waiting = None, False
-        if isinstance(answer, control.CallFailed):
-            self.note_failure(answer.failure)
-        elif len(answer.values) != len(asked.rows):
-            count = f"{len(answer.values)} envs in place of {len(asked.rows)}"
-            self.note_failure(refusal(f"worker {slot.index} gave the results of {count}"))
-        else:
-            slot.results = tuple(zip(asked.rows, answer.values, strict=True))
-        if isinstance(asked, control.SetAttrRows) and slot.results and not self.attributes.note(asked):
+    def on_attribute_set(self, slot: Slot, message: control.SetAttrRows) -> None:
+        """Keep the values for the next envs of these rows."""
+        if set(message.rows) <= set(slot.rows) and not self.attributes.add(message):
             # Event: The values of an attribute are too large to be set on new envs again.
-            self._effects.warn("attribute_not_kept", {"name": asked.name[:200]})
-        return True
-
-    def on_call_lost(self, slot: Slot, failure: Failure) -> None:
-        self.failure = self.failure or replace(failure, message=f"{failure.message} during a call")
-        slot.waiting, slot.pending = False, None
-
-    def call_result(self) -> RowBlobs | Failure:
-        pairs = tuple(sorted(chain.from_iterable(slot.results for slot in self._slots)))
-        for slot in self._slots:
-            slot.results = ()
-        return pairs if self.failure is None else self.failure
+            self._effects.warn("attribute_not_kept", {"name": message.name[:200]})
 
 
 class RowInfos:
@@ -157,22 +86,31 @@ class RowInfos:
     def __init__(self, slots: SlotTable) -> None:
         self._slots = slots
         self.large: dict[int, bytes] = {}  # infos that were too large for the arena, by row
+        self.numbers: dict[int, int] = {}  # those of their requests, of infos that workers have sent
         # Of rows that the client drives, or has sent in partial batches, for COLLECT and RECEIVE.
         self.failures: dict[int, Failure] = {}
 
     def forget(self) -> None:
         self.large.clear()
+        self.numbers.clear()
         self.failures.clear()
 
-    def note(self, row: int, info: bytes) -> None:
-        self.large[row] = info
+    def add(self, row: int, info: bytes, number: int | None = None) -> None:
+        self.take(row)
         self.failures.pop(row, None)
+        self.large[row] = info
+        if number is not None:
+            self.numbers[row] = number
 
-    def note_failure(self, failure: Failure, rows: Collection[int]) -> None:
+    def take(self, row: int) -> bytes | None:
+        self.numbers.pop(row, None)
+        return self.large.pop(row, None)
+
+    def record_failure(self, failure: Failure, rows: Collection[int]) -> None:
         """Keep the failure of one of these rows."""
         if failure.env_index is not None and failure.env_index in rows:
             self.failures[failure.env_index] = failure
-            self.large.pop(failure.env_index, None)
+            self.take(failure.env_index)
 
     def on_template(self, slot: Slot, template: control.InfoTemplate) -> None:
         templates = slot.templates
@@ -198,43 +136,44 @@ class RowInfos:
         return Templates([*examples], [*examples.values()])
 
 
+WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
+
+
 class PartialBatches:
-    """The pending partial batches."""
+    """The rows of partial batches, and the requests that wait for their results, which are answered in their order."""
 
     def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos, effects: Effects) -> None:
         self._make, self._is_vector, self._slots, self._infos, self._effects = make, is_vector, slots, infos, effects
         self.rows_out = 0  # how many rows were posted and not received
-        self.receiving = 0  # how many rows RECEIVE waits for; 0 without a pending RECEIVE
+        self.waiting = 0  # how many requests wait
+        self._min_envs = 0  # how many rows the next reply is to have, by the last of them
 
     def problem(self, send: Send) -> Failure | None:
-        shares = self._make.num_envs, len(self._slots)
-        if self._is_vector and not whole_shares(send.rows, *shares):
-            return refusal(split_share(*shares))
+        sizes = self._make.num_envs, len(self._slots)
+        if self._is_vector and not are_whole_workers(send.rows, *sizes):
+            return refusal(whole_workers_text(*sizes))
         return None
 
-    def on_receive(self, receive: Receive) -> Failure | None:
-        """Wait for the wanted number of rows, at most for all that are out; a failure if there are none."""
-        if not self.rows_out:
-            return refusal("no env is under way")
-        self.receiving = max(1, min(receive.min_envs, self.rows_out))
-        self._effects.take_part(self.receiving)
-        return None
+    def wait(self, min_envs: int) -> None:
+        """Have the request that is handled wait for these results, and those before it for as many from now on."""
+        self.waiting += 1
+        self._min_envs = min_envs
+        self._effects.keep_waiting()
 
-    def end_receive(self) -> None:
-        """End the pending RECEIVE, if there is one; the next RECEIVE returns its rows."""
-        if self.receiving:
-            self.receiving = 0
-            self._effects.leave_part()
+    def take(self) -> None:
+        """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
+        if self.waiting:
+            self._effects.take_part(min(self._min_envs, self.rows_out))
 
     def on_raised(self, row: int) -> Failure:
-        """The answer of RECEIVE for a row that raised."""
+        """The answer for a row that raised."""
         self.rows_out -= 1
         number = self._make.row_offset + row
         unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
         return self._infos.failures.pop(row, unknown)
 
     def on_done(self, rows: Collection[int], small: RowBlobs, large: Iterable[int]) -> RowBlobs:
-        """The infos of these done rows for RECEIVE: those in the arena, and those that came on the channel."""
+        """The infos of these done rows: those in the arena, and those that came on the channel."""
         self.rows_out -= len(rows)
-        sent = [(row, self._infos.large.pop(row)) for row in large if row in self._infos.large]
+        sent = [(row, info) for row in large if (info := self._infos.take(row)) is not None]
         return tuple(sorted([*small, *sent]))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
+from envhub.arena.memory import FIRST_CALL
 from envhub.protocol.messages import Failure, Faults
 from envhub_server.ipc import control
 
@@ -24,9 +24,19 @@ INTERVALS_MAX = 2.0  # a sample counts for at most this many planned intervals
 class Progress:
     """Progress of a serving worker, read from the arena's words."""
 
-    turn: int  # its progress word, which changes before every call into an env
+    word: int  # its progress word, which changes before every call into an env
     row: int  # the env that the word names, or the worker's first env if it names none of them
-    kind: str  # ``init``, ``reset`` or ``step`` of a pending row; empty if all rows are done
+    kind: str  # ``init``, ``reset``, ``step`` or ``call`` of a pending row; empty if all rows are done
+
+    @property
+    def verb(self) -> str:
+        """The kind, but the first step of an env is one, too."""
+        return "step" if self.kind == "init" else self.kind
+
+    @property
+    def is_first(self) -> bool:
+        """True if the env is made again, or was not stepped yet."""
+        return bool(self.word & FIRST_CALL)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,16 @@ class Overrun:
 
 
 @dataclass(frozen=True)
+class Ordered:
+    """Somebody has ordered that a worker is ended and started again."""
+
+    text: str  # follows the worker's name: who has, and why
+
+
+KilledFor = Late | Overrun | Ordered
+
+
+@dataclass(frozen=True)
 class WorkerLoss:
     """Failure in the results of an ended worker's rows."""
 
@@ -74,21 +94,22 @@ class HangDetector:
         self.rest()
 
     def rest(self) -> None:
-        self._turn: tuple[str, int] | None = None
-        self._sampled_s = self._waited_s = 0.0
+        self._last_sample: tuple[str, int] | None = None
+        self._sampled_s = 0.0
+        self.waited_s = 0.0  # since a sample found it first in the call of the last one
         self._reported = False
 
-    def sample(self, now_s: float, planned_s: float, kind: str, row: int, turn: int) -> Late | None:
+    def sample(self, now_s: float, planned_s: float, kind: str, row: int, word: int) -> Late | None:
         """Note the worker's progress; return a late env once when it is slow, and again when its deadline has passed.
 
         The sample was planned for ``planned_s`` after the last one.
         """
         passed_s, self._sampled_s = now_s - self._sampled_s, now_s
-        if (kind, turn) != self._turn:
-            self._turn, self._waited_s, self._reported = (kind, turn), 0.0, False
+        if (kind, word) != self._last_sample:
+            self._last_sample, self.waited_s, self._reported = (kind, word), 0.0, False
             return None
-        self._waited_s += min(passed_s, INTERVALS_MAX * planned_s)
-        late = Late(kind, row, self._waited_s, self._limits_s[kind])
+        self.waited_s += min(passed_s, INTERVALS_MAX * planned_s)
+        late = Late(kind, row, self.waited_s, self._limits_s[kind])
         if late.expired or (late.waited_s >= SLOW_S and not self._reported):
             self._reported = True
             return late
@@ -111,13 +132,12 @@ class Process:
     """One process of a session."""
 
     number: int  # its number, unique in the session
-    place: int  # the index of the slot that it serves, served, or was made for
+    slot_index: int  # the index of the slot that it serves, served, or was made for
     detector: HangDetector  # judges its progress
     stage: Stage = Stage.BUILDING
     built: int = 0  # the number of envs that it has made
     importing: str = ""  # the modules that it imports before it makes its first env
-    shares: bool = False  # True if it has the session's libraries from its zygote
-    imported: bool = False  # True if it has loaded the code that makes its envs
+    shares_imports: bool = False  # True if it was forked by the session's zygote
     rebuild: bool = False  # True if it is about to be killed, so that the next process makes its envs in another way
     first: control.FirstBuilt | None = None  # its messages about its first env, and about all its envs
     made: control.Built | None = None
@@ -125,14 +145,15 @@ class Process:
     # The time at which it is killed if it has not ended; infinity if that is not planned, or done.
     kill_at_s: float = math.inf
     overrun: Overrun | None = None  # the memory that it is killed for; None if it is not
-    is_ending: bool = False  # True once it was asked to close its envs, or killed
+    is_restored: bool = False  # True if a snapshot forked it, for its slot and no other
+    ordered: Ordered | None = None  # the order for which it is killed
+    is_closing: bool = False  # True once it was asked to close its envs, or killed
     unclosed: list[int] = field(default_factory=list)  # the rows that it was to close then, and has not closed
     closing: list[int] = field(default_factory=list)  # those of them that it closes now; none until it says so
-    stacks: int = -1  # its descriptor of the file in which it writes its stack meanwhile; -1 for none
 
     @property
-    def killed_for(self) -> Late | Overrun | None:
-        return self.late or self.overrun
+    def killed_for(self) -> KilledFor | None:
+        return self.ordered or self.late or self.overrun
 
 
 @dataclass(eq=False)
@@ -148,14 +169,13 @@ class Slot:
     loss: WorkerLoss | None = None
     restart_at_s: float = math.inf  # the time at which its next process is started
     boot_failure: Failure | None = None  # the reason why its last process could not make the envs
-    waiting: bool = False  # True if its answer in this phase is outstanding
-    pending: Any = None  # its message of the pending request, which is sent again to the next process if this one ends
-    results: Sequence[tuple[int, bytes]] = ()  # results of the pending call, by row
+    waiting: bool = False  # True while the session is made, if its process has not built its envs, or mapped the arena
     finish_at_s: float = math.inf  # the time until which steps wait for its next process
     serves_since_s: float = math.inf  # the time at which its process began to serve
     recycled: int = 0  # the number of its processes that were recycled
-    due_for_recycling: bool = False  # True if its process is to be recycled
+    needs_recycling: bool = False  # True if its process is to be recycled
     told_to_leave: bool = False  # True if its process was told so
+    successor: Process | None = None  # the process that gets the slot once the present one has left; a restored one
     # The examples of the templates that its processes announced last, by number, oldest first.
     templates: dict[int, bytes] = field(default_factory=dict)
 
@@ -217,7 +237,7 @@ class SlotTable:
     def end(self, process: Process) -> None:
         del self._processes[process.number]
         self.spares.pop(process.number, None)
-        slot = self._slots[process.place]
+        slot = self._slots[process.slot_index]
         if slot.process is process:
             slot.process = None
 
@@ -225,7 +245,7 @@ class SlotTable:
         """Give the slot to this spare; return the slot's former process, which becomes a spare."""
         before = slot.process
         del self.spares[spare.number]
-        slot.process, slot.restart_at_s, spare.place = spare, math.inf, slot.index
+        slot.process, slot.restart_at_s, spare.slot_index = spare, math.inf, slot.index
         if before is not None:
             self.spares[before.number] = before
         return before
@@ -239,13 +259,20 @@ class SlotTable:
 
     def of(self, process: Process) -> Slot | None:
         """The slot of a process; None for a spare and for a leaving process."""
-        slot = self._slots[process.place]
+        slot = self._slots[process.slot_index]
         return slot if slot.process is process else None
+
+    def of_row(self, row: int) -> Slot:
+        return self._slots[row % len(self._slots)]
+
+    def of_number(self, number: int) -> Slot | None:
+        process = self._processes.get(number)
+        return None if process is None else self.of(process)
 
     def worker(self, number: int) -> int:
         """The worker number of a process in the log: the index of its slot, or the process's number if it had none."""
         process = self._processes[number]
-        return process.place if process.stage is Stage.LEAVING or self.of(process) is not None else number
+        return process.slot_index if process.stage is Stage.LEAVING or self.of(process) is not None else number
 
     @property
     def processes(self) -> list[Process]:

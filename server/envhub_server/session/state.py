@@ -24,6 +24,7 @@ from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts
 from envhub_server.session.replacement import Recycling, Replacement, Spares
 from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
 from envhub_server.session.slots import Deadlines, SlotTable, Stage
+from envhub_server.session.snapshots import Snapshots
 from envhub_server.session.supervision import EnvClosing, Supervision
 
 LOST = Failure("session_lost", "session", "the session has broken; make another")
@@ -38,15 +39,14 @@ class Phase(enum.Enum):
     BUILDING = "building"  # its workers build the envs
     MAPPING = "mapping"  # its workers map the arena
     READY = "ready"  # no request of the whole batch is pending
-    MOVING = "moving"  # a reset or step is pending
-    CALLING = "calling"  # a call is pending
+    MOVING = "moving"  # a reset, a step or a call is pending
     BROKEN = "broken"  # a worker has ended too often
     CLOSING = "closing"  # its workers close the envs and end
     ENDED = "ended"
 
 
 MAKING = (Phase.BUILDING, Phase.MAPPING)
-SERVING = (Phase.READY, Phase.MOVING, Phase.CALLING)
+SERVING = (Phase.READY, Phase.MOVING)
 LIVE = (*MAKING, *SERVING, Phase.BROKEN, Phase.CLOSING)
 OVER = (Phase.BROKEN, Phase.CLOSING, Phase.ENDED)
 
@@ -152,6 +152,8 @@ class SessionState:
         self.effects = effects
         self.make, self.recipe = make, recipe  # the client's MAKE, and the recipe with the operator's settings
         self.phase = Phase.BUILDING
+        self.shutdown = SHUTTING_DOWN  # the failure of requests once the hub shuts down
+        self.abandoned: Failure | None = None  # why the session is ended without a CLOSE
         self.made: messages.Made | None = None  # the description for the client, once the session is made
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)  # the names of the last methods that were called
         self.deadlines = deadlines = Deadlines()
@@ -168,6 +170,7 @@ class SessionState:
         self.closing = closing = EnvClosing(make, slots, deadlines, effects)
         spares = Spares(launcher)
         self.replacement = Replacement(launcher, self.requests, spares, Recycling(launcher, spares), closing)
+        self.snapshots = Snapshots(launcher, self.replacement, closing)
         self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
@@ -213,7 +216,8 @@ class SessionState:
             return math.inf
         if self.phase in OVER:
             return min(self.closing.next_s(), self.deadlines.drain_by_s)
-        return self.deadlines.next_s(self.slots, self.samples, self.replacement.recycling.next_age_s())
+        planned_s = self.deadlines.next_s(self.slots, self.samples, self.replacement.recycling.next_age_s())
+        return min(planned_s, self.snapshots.next_s())
 
     @property
     def samples(self) -> bool:
@@ -229,10 +233,8 @@ class SessionState:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def answer(
-        self, message: Any, arrays: bool = False, rows: RowBlobs = (), part: tuple[int, ...] | None = None
-    ) -> None:
-        self.reply(self.effects.answer, message, arrays, rows, part)
+    def answer(self, message: Any, arrays: bool = False, rows: RowBlobs = ()) -> None:
+        self.reply(self.effects.answer, message, arrays, rows)
 
     def answer_rows(self, result: RowBlobs | Failure) -> None:
         if isinstance(result, Failure):
@@ -243,15 +245,24 @@ class SessionState:
     def fail(self, failure: Failure) -> None:
         self.reply(self.effects.fail, failure)
 
+    def fail_all(self, failure: Failure) -> None:
+        """Fail what is pending: a request, or the SENDs and RECEIVEs that wait."""
+        self.fail(failure)
+        while self.partial_batches.waiting:
+            self.reply_part(self.effects.fail_part, failure)
+
+    def reply_part(self, effect: Callable[..., None], *reply: Any) -> None:
+        """Have an effect answer the oldest request that waits for results."""
+        self.partial_batches.waiting -= 1
+        self.requests.pending_reply = True
+        self.reply(effect, *reply)
+
     def reply(self, effect: Callable[..., None], *reply: Any) -> None:
         """Have an effect answer the pending request, if there is one; a client on the shared lane drives again."""
         requests, ownership = self.requests, self.ownership
-        if not requests.asked:
+        if not requests.pending_reply:
             return
-        requests.asked = False
-        if requests.has_pending:
-            requests.clear_pending()
-        self.partial_batches.receiving = 0
+        requests.pending_reply = False
         drives = ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request
         if drives:
             ownership.driver = Driver.CLIENT
@@ -263,18 +274,19 @@ class SessionState:
     @property
     def awaits_request(self) -> bool:
         """True if the session is ready and no request that the hub drives is pending."""
-        return self.phase is Phase.READY and not self.requests.asked and not self.partial_batches.rows_out
+        parts = self.partial_batches
+        return self.phase is Phase.READY and not (self.requests.pending_reply or parts.rows_out or parts.waiting)
 
     def is_idle(self, quiescent: bool) -> bool:
         """True if no env runs; while the client drives, ``quiescent`` decides."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        busy = self.requests.asked or self.partial_batches.rows_out or driven
+        busy = self.requests.pending_reply or self.partial_batches.rows_out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
     def problem(self, quiescent: bool, partial: bool = False) -> Failure | None:
         """The reason why a request of the whole batch, or of a ``partial`` one, cannot begin now; None if it can."""
         if self.deadlines.draining:
-            return SHUTTING_DOWN
+            return self.shutdown
         if self.partial_batches.rows_out and not partial:
             return refusal("envs are under way that RECEIVE has not returned")
         if self.ownership.driver is Driver.CLIENT and not quiescent:
@@ -289,12 +301,6 @@ class SessionState:
             self.forget_last()
         self.take_drive()
 
-    def end_call(self) -> None:
-        if not self.slots.waiting:
-            self.phase = Phase.READY
-            self.answer_rows(self.requests.call_result())
-            self.advance_takeover(True)
-
     def forget_last(self) -> None:
         self.requests.failure = None
         self.infos.forget()
@@ -304,7 +310,7 @@ class SessionState:
     def break_down(self, failure: Failure) -> None:
         self.requests.failure = failure
         self.phase = Phase.BROKEN
-        self.fail(failure)
+        self.fail_all(failure)
         self._dismiss_client()
         for number, spare in self.slots.spares.items():
             if spare.stage is not Stage.LEAVING:
@@ -321,7 +327,7 @@ class SessionState:
         """Revoke the session of a client that drives, which then asks the hub why, and refuse one that takes over."""
         if self.ownership.lane is LaneName.SHARED:
             self.effects.revoke()
-        self.refuse_takeover(LOST)
+        self.refuse_takeover(self.abandoned or LOST)
 
     def refuse_takeover(self, why: Failure) -> None:
         """Refuse a client that takes over, if there is one, with the reason."""
@@ -333,7 +339,8 @@ class SessionState:
     def advance_takeover(self, quiescent: bool) -> None:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
         ownership = self.ownership
-        waits = ownership.lane is LaneName.SHARED or self.phase is not Phase.READY or self.requests.asked
+        is_pending = self.phase is not Phase.READY or self.requests.pending_reply or self.partial_batches.waiting
+        waits = ownership.lane is LaneName.SHARED or is_pending
         if ownership.takeover_pending and quiescent and not waits:
             self.partial_batches.rows_out = 0
             ownership.takeover_pending, ownership.driver = False, Driver.HUB
@@ -380,8 +387,9 @@ class SessionState:
     def abandon(self, why: Failure, now_s: float, terminate: bool = True) -> None:
         """End the session without a CLOSE; the pending request, which may be MAKE, fails with ``why``."""
         # A CLOSE that is pending is answered at the end, after its client was told which envs were cut short.
+        self.abandoned = self.abandoned or why
         if self.phase is not Phase.CLOSING:
-            self.fail(why)
+            self.fail_all(why)
         self.close(now_s, terminate, why.message)
 
     def discard(self) -> None:
@@ -395,6 +403,7 @@ class SessionState:
             return
         self.deadlines.drain_by_s = math.inf
         if not is_over:
-            self.fail(SHUTTING_DOWN)
-            self.effects.goodbye(SHUTTING_DOWN)
+            self.abandoned = self.shutdown
+            self.fail_all(self.shutdown)
+            self.effects.goodbye(self.shutdown)
             self.close(now_s, terminate=False)

@@ -10,16 +10,17 @@ from itertools import chain, islice, takewhile
 from typing import Any
 
 from envhub.env_failure import EnvFailure, failure_info
-from envhub.errors import raised_text, shortened, without_folders
+from envhub.errors import hide_folders_in, raised_text, shortened
 from envhub.protocol.messages import Failure, Faults, Make
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import ExitCause
 from envhub_server.session.effects import Effects
-from envhub_server.session.requests import QUESTIONS
 from envhub_server.session.slots import (
     SAMPLE_S,
     Deadlines,
+    KilledFor,
     Late,
+    Ordered,
     Overrun,
     Process,
     Progress,
@@ -67,7 +68,8 @@ class Supervision:
             return
         self._idle_samples = self._idle_samples + 1 if idle else 0
         faults = self._faults
-        longest_s = min(SAMPLE_IDLE_S, faults.init_s / 4, faults.step_s / 4, faults.reset_s / 4)
+        shortest_s = min(faults.init_s, faults.step_s, faults.reset_s, faults.call_s)
+        longest_s = min(SAMPLE_IDLE_S, shortest_s / 4)
         self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
         self._deadlines.sample_at_s = now_s + self._planned_s
 
@@ -84,17 +86,15 @@ class Supervision:
 
     def _sample(self, process: Process, progress: Sequence[Progress | None], now_s: float) -> Late | None:
         detector, planned_s = process.detector, self._planned_s
-        rows, slot = self._slots[process.place].rows, self._slots.of(process)
+        rows, slot = self._slots[process.slot_index].rows, self._slots.of(process)
         if process.stage is Stage.MAPPING:
             return detector.sample(now_s, planned_s, "init", rows[0], NO_TURN)
         if process.stage is Stage.BUILDING:
             row = rows[min(process.built, len(rows) - 1)]
             return detector.sample(now_s, planned_s, "init", row, process.built)
         at = None if slot is None else progress[slot.index]
-        if slot is not None and at is not None and isinstance(slot.pending, QUESTIONS):
-            return detector.sample(now_s, planned_s, "call", at.row, at.turn)
         if at is not None and at.kind:
-            return detector.sample(now_s, planned_s, at.kind, at.row, at.turn)
+            return detector.sample(now_s, planned_s, at.kind, at.row, at.word)
         detector.rest()  # the process waits for others or for a request
         return None
 
@@ -141,15 +141,15 @@ class EnvClosing:
         return any(process.kill_at_s < math.inf for process in self._slots.processes)
 
     def ask(self, process: Process, now_s: float) -> None:
-        self._note_unclosed(process)
-        process.kill_at_s = self._until_s(now_s, 1)
+        self._list_unclosed(process)
+        process.kill_at_s = self._close_by_s(now_s, 1)
         self._effects.tell(process.number, control.CloseEnvs())
 
-    def _note_unclosed(self, process: Process) -> None:
-        process.is_ending, served = True, process.stage is Stage.SERVING  # else its envs were not used
-        process.unclosed = [*self._slots[process.place].rows] if served else []
+    def _list_unclosed(self, process: Process) -> None:
+        process.is_closing, served = True, process.stage is Stage.SERVING  # else its envs were not used
+        process.unclosed = [*self._slots[process.slot_index].rows] if served else []
 
-    def _until_s(self, now_s: float, num_envs: int) -> float:
+    def _close_by_s(self, now_s: float, num_envs: int) -> float:
         return min(now_s + num_envs * self._make.faults.close_s, self._deadlines.end_by_s)
 
     def ask_all(self, now_s: float) -> None:
@@ -167,17 +167,16 @@ class EnvClosing:
             if process.kill_at_s < math.inf:
                 process.kill_at_s = min(process.kill_at_s, self._deadlines.end_by_s)
 
-    def on_closing(self, process: Process, said: control.Closing, now_s: float) -> None:
+    def on_closing(self, process: Process, sent: control.Closing, now_s: float) -> None:
         """Note which rows a process closes now; each row has its time once, whatever the process says."""
-        left = [row for row in process.unclosed if row not in process.closing and said.rows]
-        process.unclosed, process.closing = left, [row for row in said.rows if row in left]
-        process.stacks = said.stacks
+        left = [row for row in process.unclosed if row not in process.closing and sent.rows]
+        process.unclosed, process.closing = left, [row for row in sent.rows if row in left]
         if process.closing:
-            process.kill_at_s = self._until_s(now_s, len(process.closing))
+            process.kill_at_s = self._close_by_s(now_s, len(process.closing))
 
     def on_elapsed(self, progress: Sequence[Progress | None], now_s: float) -> None:
         """Kill the processes whose time is up, and report those that take long."""
-        looks_at_work, self._at_work_until_s = _due(self._at_work_until_s, now_s)
+        looks_at_work, self._at_work_until_s = _has_come(self._at_work_until_s, now_s)
         for process in self._slots.processes:
             if now_s >= process.kill_at_s:
                 limit = f"each env has close_timeout={self._make.faults.close_s:g} s"
@@ -187,31 +186,31 @@ class EnvClosing:
             elif looks_at_work and self._is_at_work(process, progress):
                 self.kill([process], f"an env was still at its step, reset or call after {AT_WORK_S:g} s")
         slow = [(each, each.closing or each.unclosed) for each in self._slots.processes if each.unclosed]
-        looks, self._look_at_s = _due(self._look_at_s, now_s)
+        looks, self._look_at_s = _has_come(self._look_at_s, now_s)
         for each, rows in slow if looks else ():
             self._effects.report_late(each.number, Late("close", rows[0], LOOK_S, self._make.faults.close_s))
-        tells, self._tell_at_s = _due(self._tell_at_s, now_s)
+        tells, self._tell_at_s = _has_come(self._tell_at_s, now_s)
         if tells and slow:
-            self._effects.report_closing(tuple((each.number, each.stacks, tuple(rows)) for each, rows in slow))
+            self._effects.report_closing(tuple((each.number, tuple(rows)) for each, rows in slow))
 
     def _is_at_work(self, process: Process, progress: Sequence[Progress | None]) -> bool:
         slot = self._slots.of(process)
         if slot is None or process.closing or not process.unclosed:
             return False
         at = progress[slot.index]
-        return slot.waiting or (at is not None and bool(at.kind))
+        return at is not None and bool(at.kind)
 
     def kill(self, processes: Iterable[Process], why: str) -> None:
         """Kill these processes; without a reason it is not told that their envs are cut short."""
         for process in processes:
-            if not process.is_ending:
-                self._note_unclosed(process)
+            if not process.is_closing:
+                self._list_unclosed(process)
             process.kill_at_s = math.inf
             self.on_ended(process, why)
             self._effects.kill(process.number)
 
     def on_ended(self, process: Process, why: str) -> None:
-        """Note that a process has closed no more envs than it has said."""
+        """Note that a process has closed no more envs than it has sent."""
         if process.unclosed and why:
             self._cut.setdefault(why, []).extend(process.unclosed)
         process.unclosed = []
@@ -225,7 +224,7 @@ class EnvClosing:
             self._effects.notify("envs_cut_short", text)
 
 
-def _due(at_s: float, now_s: float) -> tuple[bool, float]:
+def _has_come(at_s: float, now_s: float) -> tuple[bool, float]:
     """True if the time has come, and the time from now on."""
     return (True, math.inf) if now_s >= at_s else (False, at_s)
 
@@ -251,32 +250,34 @@ def envs(rows: Sequence[int], row_offset: int) -> str:
 
 
 def unready_failure(make: Make, why: str, hide_folders: bool) -> Failure:
-    why = without_folders(why) if hide_folders else why
+    why = hide_folders_in(why) if hide_folders else why
     return Failure("env_unready", "hub", f"{make.name or 'a factory'!r} is not ready: {why}")
 
 
 def exit_failure(
-    make: Make, slot: int, rows: Sequence[int], ending: ExitCause, why: Late | Overrun | None, hide_folders: bool
+    make: Make, slot: int, rows: Sequence[int], cause: ExitCause, why: KilledFor | None, hide_folders: bool
 ) -> Failure:
-    """The failure of a worker that ended by itself, or that the hub ended for a late env or for its memory."""
+    """The failure of a worker that ended by itself, or that the hub ended for this reason."""
     # Its text has the envs' numbers in the vector env that the session is a part of; ``env_index`` is a row.
-    tail = ending.log_tail[-LOG_TAIL_CHARS_MAX:]
-    tail = without_folders(tail) if hide_folders else tail
+    tail = cause.log_tail[-LOG_TAIL_CHARS_MAX:]
+    tail = hide_folders_in(tail) if hide_folders else tail
     worker = worker_named(slot, rows, make.row_offset)
     reason_text = "" if why is None else kill_reason(why, make.row_offset)
     if isinstance(why, Late):
         text = f"{reason_text}; its {worker} was ended"
         return Failure("env_timeout", "request", text, env_index=why.row, worker=slot, log_tail=tail)
-    text = f"{worker} {ending.how if why is None else f'{reason_text}, and was ended'}"
+    ended = reason_text if isinstance(why, Ordered) else f"{reason_text}, and was ended"
+    text = f"{worker} {cause.how if why is None else ended}"
     return Failure("worker_died", "request", text, env_index=rows[0], worker=slot, log_tail=tail)
 
 
-def kill_reason(why: Late | Overrun, row_offset: int = 0) -> str:
+def kill_reason(why: KilledFor, row_offset: int = 0) -> str:
     """The reason why the hub ended a worker, to follow the worker's name in a sentence."""
+    if isinstance(why, Ordered):
+        return why.text
     if isinstance(why, Late):
-        return (
-            f"env {row_offset + why.row} did not finish {_WHAT[why.kind]} within {why.kind}_timeout={why.limit_s:g} s"
-        )
+        limit = f"{why.kind}_timeout={why.limit_s:g} s"
+        return f"env {row_offset + why.row} did not finish {_WHAT[why.kind]} within {limit}"
     return f"had {why.nbytes // MIB} MiB of memory, more than memory_max={why.bytes_max} bytes"
 
 
@@ -285,11 +286,12 @@ def slow_to_close(make: Make, by_stack: Mapping[str, Sequence[int]], hide_folder
     rows = sorted(chain.from_iterable(by_stack.values()))
     text = f"slow to close: {envs(rows, make.row_offset)}; each env has close_timeout={make.faults.close_s:g} s"
     for stack, own in by_stack.items():
-        of_env = takewhile(lambda frame: "/envhub_server/worker/" not in frame[0], _FRAME.findall(stack))
+        main = stack.partition("Current thread ")[2] or stack  # the one that the signal has reached
+        of_env = takewhile(lambda frame: "/envhub_server/worker/" not in frame[0], _FRAME.findall(main))
         frames = [f"{name} ({file}, line {line})" for file, line, name in islice(of_env, FRAMES_MAX)]
         if frames:
             text += f"; {envs(sorted(own), make.row_offset)} in {', called by '.join(frames)}"
-    return without_folders(text) if hide_folders else text
+    return hide_folders_in(text) if hide_folders else text
 
 
 def logged(failure: Failure) -> dict[str, Any]:
@@ -301,15 +303,15 @@ def logged(failure: Failure) -> dict[str, Any]:
     return {"code": failure.code, "env": failure.env_index, "why": why, **replay}
 
 
-def env_failure_of(failure: Failure, ending: ExitCause, why: Late | Overrun | None, restarts: int) -> EnvFailure:
+def env_failure_of(failure: Failure, exited: ExitCause, why: KilledFor | None, restarts: int) -> EnvFailure:
     timed_out = isinstance(why, Late)
-    cause = "timeout" if timed_out else "crash" if why is None else "memory"
+    cause = {Late: "timeout", Overrun: "memory", Ordered: "restart"}.get(type(why), "crash")
     stacks = _STACKS.search(failure.log_tail) if timed_out else None
     return EnvFailure(
         cause,
         failure.message,
-        signal=ending.signal,
-        exit_status=ending.status,
+        signal=exited.signal,
+        exit_status=exited.status,
         traceback=failure.log_tail[stacks.start() :] if stacks else "",
         restarts=restarts,
         log_tail=failure.log_tail,

@@ -1,11 +1,11 @@
-"""The first lines of a zygote, ``python bootstrap.py CONTROL_FD SAID_FD HUB_PID WORKERS LIBRARIES FOLDER NAME=FILE …``.
+"""First lines of a zygote, ``python bootstrap.py CONTROL_FD START_FD HUB_PID WORKERS FOLDER NAME=FILE …``.
 
-The zygote guards this number of ``WORKERS``, and imports ``LIBRARIES``, with commas between them, for them. Workers
-import what is nowhere else from ``FOLDER``, and the package or module of each ``NAME=FILE``. Nothing else of the hub's
-installation is in their ``sys.path``: an interpreter of another version must not find the hub's NumPy. ``python
-bootstrap.py replay FILE STATE_FD PDB NAME=FILE …`` runs a replay in the same environment.
+The zygote guards this number of ``WORKERS``. Workers import what is nowhere else from ``FOLDER``, and the package or
+module of each ``NAME=FILE``. Nothing else of the hub's installation is in their ``sys.path``: an interpreter of another
+version must not find the hub's NumPy. ``python bootstrap.py replay FILE STATE_FD PDB NAME=FILE …`` runs a replay in the
+same environment.
 
-By ``SAID_FD`` it says how far it has come, in lines of JSON that ``envhub_server.processes.interpreter.Said``
+By ``START_FD`` it says how far it has come, in lines of JSON that ``envhub_server.processes.interpreter.StartLine``
 describes: the hub tells its operator and its clients what this interpreter lacks.
 """
 
@@ -97,20 +97,20 @@ class StartReport:
 
 def _raised_in(error: BaseException) -> str:
     """The imported file that raised: a simulator's file may hide a module that the package needs."""
-    at, place = error.__traceback__, ""
+    at, where = error.__traceback__, ""
     while at is not None:
         file = at.tb_frame.f_code.co_filename
         if not file.startswith("<frozen ") and file not in (__file__, importlib.__file__):
-            place = f", in {file}"
+            where = f", in {file}"
         at = at.tb_next
-    return place
+    return where
 
 
 def replay(arguments: "list[str]") -> None:
     path, state, use_pdb = arguments[1:4]
     forget_own_folder()
-    for place in arguments[4:]:
-        expose(*place.split("=", 1))
+    for each in arguments[4:]:
+        expose(*each.split("=", 1))
     from envhub_server.ipc import process_marks
     from envhub_server.worker import replayer
 
@@ -129,8 +129,8 @@ if __name__ == "__main__":
     if arguments[0] == "replay":
         replay(arguments)
     process_marks.leave_terminal()
-    control, said, hub_pid, workers = map(int, arguments[:4])
-    report = StartReport(said)
+    control, start_fd, hub_pid, workers = map(int, arguments[:4])
+    report = StartReport(start_fd)
     if os.getppid() != hub_pid:
         report.give_up("apart")
     if not workers:  # without workers there is nothing to guard if the hub ends early
@@ -138,11 +138,8 @@ if __name__ == "__main__":
     forget_own_folder()
     report.check()
     report.say(importing="envhub")
-    for place in arguments[6:]:
-        expose(*place.split("=", 1))
-    from envhub_server.worker import shared_process, zygote
+    for each in arguments[5:]:
+        expose(*each.split("=", 1))
+    from envhub_server.worker import zygote
 
-    for library in filter(None, arguments[4].split(",")):
-        report.say(importing=library)
-        shared_process.load(library)
-    zygote.main(control, hub_pid, functools.partial(report.ready, arguments[5]))
+    zygote.main(control, hub_pid, functools.partial(report.ready, arguments[4]))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Sequence
 
-from envhub.arena.memory import TURN_FIRST
+from envhub.arena.memory import FIRST_CALL
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import raised_text, shortened
 from envhub.values import codec, spaces
@@ -20,9 +20,10 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX, ChannelClosed
 from envhub_server.ipc.packages import remedy_of
+from envhub_server.ipc.process_marks import private_bytes
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import LINE_CHARS_MAX, WorkerContext, encode_or_nothing, private_bytes
+from envhub_server.worker.context import LINE_CHARS_MAX, WorkerContext, encode_or_nothing
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.env_sources import (
     adopt_environment,
@@ -33,12 +34,13 @@ from envhub_server.worker.env_sources import (
     set_up,
     source_of,
 )
-from envhub_server.worker.gym_compat import adapt
-from envhub_server.worker.native_env import NativeEnv, Share, made_by
+from envhub_server.worker.gym_compat import adapt, call_before_first_env
+from envhub_server.worker.native_env import NativeEnv, WorkerRows, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
-from envhub_server.worker.row_places import NotFinite
-from envhub_server.worker.shared_process import is_cheap, may_share_process, reseed, shareable
+from envhub_server.worker.row_memory import NotFinite
+from envhub_server.worker.shared_process import ImportWatch, is_cheap, may_share_process, reseed
+from envhub_server.worker.snapshot_row import SnapshotRow
 
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs
@@ -54,6 +56,7 @@ class Builder:
         self._channel, self._envs, self._host, self._reports, _ = context
         self._memory = -1  # descriptor of pickled factories
         self._row = -1  # the row that is being built
+        self._imports: ImportWatch | None = None  # of the first worker, until the others may start
 
     def build(self, build: control.Build) -> bool:
         self._envs.number = build.worker
@@ -74,17 +77,17 @@ class Builder:
         self._rename_factories()
         return self._answer(partial(self._build_rows, rest.rows[1:]))
 
-    def take_place(self, place: control.TakePlace) -> None:
+    def take_slot(self, order: control.TakeSlot) -> None:
         envs = self._envs
-        os.environ.update(place.variables)
-        self._host.pin(place.cpu)
-        envs.number, same = place.worker, envs.build.rows == place.rows
+        os.environ.update(order.variables)
+        self._host.pin(order.cpu)
+        envs.number, same = order.worker, envs.build.rows == order.rows
         if same:
             return
-        envs.build = replace(envs.build, worker=place.worker, rows=place.rows)
+        envs.build = replace(envs.build, worker=order.worker, rows=order.rows)
         self._rename_factories()
-        envs.groups, unused = envs.groups[: len(place.rows)], envs.groups[len(place.rows) :]
-        for group, index in zip(envs.groups, place.rows):
+        envs.groups, unused = envs.groups[: len(order.rows)], envs.groups[len(order.rows) :]
+        for group, index in zip(envs.groups, order.rows):
             group.move(index)
         for group in unused:
             _close(group)
@@ -96,6 +99,10 @@ class Builder:
         else:
             group.rebuilt(self._runner(adapt(self._make_env(group.index))))
         self._envs.spaces.check(group.env)
+
+    def another(self) -> Any:
+        """Make one more env as that of the first row."""
+        return adapt(self._make_env(self._envs.build.rows[0]))
 
     def close(self) -> None:
         if self._memory >= 0:
@@ -128,26 +135,44 @@ class Builder:
         if importing:  # the client is told, because an import may take long or never end
             self._channel.send(control.Building(0, importing))
         self._reseed(build.rows[0])  # before code of the envs is imported
-        self._variables = adopt_environment(build)  # the environment in which its envs begin
+        adopt_environment(build)
+        self._imports = ImportWatch(build.variables) if build.says_imported else None
         set_up(build)
         self._factories = factories(build, self._memory)
         if importing:
             self._channel.send(control.Building(0))
         self._runner = runner_class(build.runner)
-        if build.says_imported:
-            self._channel.send(control.Imported(shareable(self._variables)))
+        if build.factories and self._imports is not None and not self._imports.imported:
+            call_before_first_env(self._share_imports)  # a factory may have Gymnasium import what it needs
+        else:
+            self._share_imports()
         if not build.first_only:
             return self._build_rows(build.rows)
         self._build_row(build.rows[0])
-        fit, (first,) = self._fit(), self._envs.groups
-        return control.FirstBuilt(fit, private_bytes(), shareable(self._variables), fit and is_cheap(first.env))
+        fits, (first,) = self._may_share_process(), self._envs.groups
+        return control.FirstBuilt(fits, private_bytes(), fits and is_cheap(first.env))
+
+    def _share_imports(self) -> None:
+        """Have the session's other workers forked with what this one has imported, if they may be; only once."""
+        imports, self._imports = self._imports, None
+        if imports is None:
+            return
+        shareable = imports.shareable()
+        self._channel.send(control.Imported(shareable, imports.files() if shareable else []))
+        while shareable:
+            for message in self._channel.receive() or ():
+                if not isinstance(message, control.ForkZygote):
+                    raise ChannelClosed(f"{message} ends it")
+                self._host.zygote.fork_zygote(self._channel.take_descriptors(3))
+                shareable = False
 
     def _build_rows(self, rows: Sequence[int]) -> control.Built:
         envs, sent_s = self._envs, time.monotonic()
         sources = envs.build.rows  # also the one whose env was built first, of which the rows are the rest
-        if envs.build.shares:
+        if envs.build.batch_workers:
             self._reseed(rows[0])
             batch, mode = self._make_batch(rows), envs.build.autoreset_mode
+            self._share_imports()
             envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.row_offset))
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
@@ -188,15 +213,14 @@ class Builder:
             spec=encode_or_nothing(lambda: spec, envs.exact) if has_first and spec is not None else b"",
             has_object_leaves=OBJECT in leaves,
             sources=[*map(source_of, factories)],
-            sys_path=[place for place in sys.path if isinstance(place, str)],
+            sys_path=[folder for folder in sys.path if isinstance(folder, str)],
             cwd=process_marks.own_folder(),
             plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
-            libraries=shareable(self._variables),
-            fit=self._fit(),
+            may_share_process=self._may_share_process(),
             action_structure=repr(spaces.structure(acted)) if is_any else "",
         )
 
-    def _fit(self) -> bool:
+    def _may_share_process(self) -> bool:
         return all(may_share_process(group.env, self._runner) for group in self._envs.groups)
 
     def _reseed(self, row: int) -> None:
@@ -207,7 +231,9 @@ class Builder:
         self._row, build = row, self._envs.build
         self._reseed(row)
         runner = self._runner(adapt(self._make_env(row)))
-        self._envs.groups.append(Row(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.row_offset))
+        self._share_imports()
+        kind = SnapshotRow if build.snapshots else Row
+        self._envs.groups.append(kind(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.row_offset))
 
     def _make_env(self, row: int) -> Any:
         name = f"the factory of env {self._envs.build.row_offset + row}"
@@ -232,7 +258,7 @@ class Builder:
 
     def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
         build = self._envs.build
-        return made_by(self._factories[rows[0]], Share(rows, build.shares), build.autoreset_mode)
+        return made_by(self._factories[rows[0]], WorkerRows(rows, build.batch_workers), build.autoreset_mode)
 
 
 def _close(group: RowGroup) -> None:
@@ -276,7 +302,7 @@ class Rebuilder:
         while self.pending:
             group = self.pending.pop()
             self._count += 1
-            group.turn |= TURN_FIRST  # the hub allows the time for a build
+            group.bits |= FIRST_CALL  # the hub allows the time for a build
             self._progress.begin(group)
             try:
                 self._builder.rebuild(group)
@@ -285,3 +311,4 @@ class Rebuilder:
                 traceback.print_exc()
                 self._host.crash()
             self._progress.show(group.index)
+            self._progress.rest()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import io
 import os
 import resource
 import sys
+import time
 import traceback
 from dataclasses import replace
 from typing import Any, Callable, Iterable, NamedTuple
 
 import envhub
-from envhub.arena.memory import TURN_ONE, Arena
-from envhub.errors import FULL_TRACEBACKS, hidden, shortened, without_folders, without_secrets
-from envhub.process import STACKS
+from envhub.arena.memory import CALL_ONE, Arena
+from envhub.errors import FULL_TRACEBACKS, hidden, hide_folders_in, hide_secrets_in, shortened
+from envhub.process import FILE_STACKS, STACKS
 from envhub.protocol import messages
 from envhub.protocol.messages import Failure
 from envhub.values import codec, spaces
@@ -23,20 +25,30 @@ from envhub.values.gym_api import api
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, moved_up
 from envhub_server.worker.env_batch import RowGroup
-from envhub_server.worker.row_places import NotFinite
+from envhub_server.worker.row_memory import NotFinite
 from envhub_server.worker.trace_writer import TraceWriter
 
 
 class Host:
     """The process of a worker: it writes the stacks of its threads when the hub wants them and at a crash."""
 
-    def __init__(self, output: int = -1, error: int = -1) -> None:
+    def __init__(self, output: int = -1, error: int = -1, zygote: Any = None) -> None:
         """Replace the standard output and error by these pipes, and close both; without them, write no stacks."""
+        self.zygote = zygote  # the ``Zygote`` that became this worker, which forks others like it
+        self.renew(output, error)
+
+    def renew(self, output: int, error: int) -> None:
+        """Print by these pipes, and write stacks, as a new process does; also in a copy of it."""
+        self.stacks = -1  # the descriptor of the file in memory for stacks that are nothing to print; -1 for none
         self._descriptor = error
         if error < 0:
             return
         # A copy of its own: an env may close or redirect its standard error.
         self._descriptor = moved_up(os.dup(error))
+        with contextlib.suppress(OSError, AttributeError):  # no descriptor is left, or the system has no such files
+            self.stacks = moved_up(os.memfd_create(control.STACKS_FILE))
+            # The hub, which reads it, empties it before.
+            fcntl.fcntl(self.stacks, fcntl.F_SETFL, os.O_APPEND)
         for standard, pipe in ((1, output), (2, error)):
             os.dup2(pipe, standard)
             os.close(pipe)
@@ -51,22 +63,27 @@ class Host:
         if self._descriptor < 0:
             return
         faulthandler.disable()  # else it ignores a second call
-        faulthandler.unregister(STACKS)
         faulthandler.enable(self._descriptor)
-        faulthandler.register(STACKS, self._descriptor, all_threads=True)
+        for number, descriptor in ((STACKS, self._descriptor), (FILE_STACKS, self.stacks)):
+            faulthandler.unregister(number)
+            if descriptor >= 0:
+                faulthandler.register(number, descriptor, all_threads=True)
 
-    def keep_stacks(self) -> int:
-        """Write the stack of the main thread into a file in memory from now on; returns its descriptor, -1 for none."""
-        # An env that is slow to close is no failure, and its stack nothing to print.
-        if self._descriptor < 0:
-            return -1
-        try:
-            descriptor = moved_up(os.memfd_create("envhub-stacks"))
-        except OSError:  # there is no descriptor left
-            return -1
-        faulthandler.unregister(STACKS)
-        faulthandler.register(STACKS, descriptor, all_threads=False)
-        return descriptor
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self._descriptor, self.stacks
+
+    def close(self) -> None:
+        """In a copy of the process, leave what the other one prints, and its stacks, to that."""
+        faulthandler.disable()
+        for number in (STACKS, FILE_STACKS):
+            faulthandler.unregister(number)
+        for descriptor in (self._descriptor, self.stacks):
+            if descriptor >= 0:
+                os.close(descriptor)
+        with open(os.devnull, "r+b") as null:
+            for standard in (1, 2):
+                os.dup2(null.fileno(), standard)
 
     def pin(self, cpu: int | None) -> None:
         if cpu is None:
@@ -79,15 +96,6 @@ class Host:
         os._exit(1)
 
 
-def private_bytes() -> int:
-    try:
-        with open("/proc/self/smaps_rollup", "rb") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return 0
-    return sum(int(line[1]) * 1024 for line in lines if line[0] in (b"Private_Dirty:", b"Private_Clean:"))
-
-
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
 TRACEBACK_CHARS_MAX = 16384
@@ -95,8 +103,8 @@ TRACEBACK_CHARS_MAX = 16384
 # Frames of these files and folders stand between an env and the step of its user. The envs of Gymnasium are not there.
 _GYMNASIUM = os.path.dirname(str(api.__file__))
 _LIBRARY = tuple(
-    f'File "{place}'
-    for place in (
+    f'File "{path}'
+    for path in (
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
         os.path.dirname(os.path.abspath(envhub.__file__)) + os.sep,
         *(os.path.join(_GYMNASIUM, name) for name in ("core.py", "wrappers", "utils")),
@@ -120,9 +128,9 @@ def describe_failure(
     """A ``Failure`` that describes ``error`` in strings; never raises."""
     # They may name no folder of this machine, or have nothing that may be a secret.
 
-    def shown(value: Any) -> Any:
-        value = without_folders(value) if hide_folders else value
-        return without_secrets(value) if hide_secrets else value
+    def allowed(value: Any) -> Any:
+        value = hide_folders_in(value) if hide_folders else value
+        return hide_secrets_in(value) if hide_secrets else value
 
     try:
         message = str(error)
@@ -143,13 +151,13 @@ def describe_failure(
     return messages.Failure(
         code=code,
         scope="env",
-        message=shown(shortened(message, MESSAGE_CHARS_MAX)),
+        message=allowed(shortened(message, MESSAGE_CHARS_MAX)),
         env_index=row,
         worker=worker,
         type=f"{type(error).__module__}.{type(error).__qualname__}",
-        args=encode_or_nothing(lambda: shown([*error.args, *file])),
-        attributes=encode_or_nothing(lambda: shown(dict(vars(error)))),
-        traceback=shown("".join(lines)[-TRACEBACK_CHARS_MAX:]),
+        args=encode_or_nothing(lambda: allowed([*error.args, *file])),
+        attributes=encode_or_nothing(lambda: allowed(dict(vars(error)))),
+        traceback=allowed("".join(lines)[-TRACEBACK_CHARS_MAX:]),
     )
 
 
@@ -162,15 +170,15 @@ def folded(lines: Iterable[str]) -> list[str]:
             run.append(line)
             continue
         if line.lstrip(" |").startswith('File "'):
-            kept += _in_a_line(run)
+            kept += _one_line(run)
         elif run:  # the exception itself: the last frame is where it was raised
-            kept += [*_in_a_line(run[:-1]), run[-1]]
+            kept += [*_one_line(run[:-1]), run[-1]]
         kept.append(line)
         run = []
     return kept + run
 
 
-def _in_a_line(run: list[str]) -> list[str]:
+def _one_line(run: list[str]) -> list[str]:
     frames = f"{len(run)} frame{'s' * (len(run) > 1)} of EnvHub and Gymnasium; {FULL_TRACEBACKS}=1 shows them"
     return [f"  [{frames}]\n"] if run else []
 
@@ -229,25 +237,31 @@ class ProgressWord:
     """Stores the word; the stepper stores it without a call, because it does so for every row."""
 
     words: Any  # of all workers, each at its first row
+    since: Any  # likewise the words ``since``
 
     def __init__(self) -> None:
         self.at = 0  # the index of this worker's word
-        self.turn = 0  # counts the calls of envs; its lower bits are free for those of the group that is called
+        self.word = 0  # counts the calls of envs; its lower bits are free for those of the group that is called
 
     def attach(self, arena: Arena, at: int) -> None:
-        self.words, self.at = arena.turn.data, at
+        self.words, self.since, self.at = arena.progress.data, arena.since.data, at
         self.resume()
 
     def resume(self) -> None:
-        self.turn = self.words[self.at] & ~(TURN_ONE - 1)
+        self.word = self.words[self.at] & ~(CALL_ONE - 1)
 
     def begin(self, target: Any) -> None:
-        self.turn += TURN_ONE
-        self.show(target.turn)
+        self.word += CALL_ONE
+        self.since[self.at] = time.monotonic_ns()
+        self.show(target.bits)
+
+    def rest(self) -> None:
+        """Store that the worker waits."""
+        self.since[self.at] = 0
 
     def show(self, bits: int) -> None:
         """Store these lower bits; 0 where no env is called."""
-        self.words[self.at] = self.turn | bits
+        self.words[self.at] = self.word | bits
 
 
 LINE_CHARS_MAX = 1024  # of an exception's text
@@ -269,13 +283,13 @@ class FailureReports:
         described: Failure = describe_failure(error, code, row, self._envs.number, hide_folders, named_by_secret)
         return described
 
-    def in_a_line(self, error: BaseException) -> str:
+    def one_line(self, error: BaseException) -> str:
         described = self.describe(error, None)  # its own ``repr`` may raise, or take megabytes
         return f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
 
-    def send(self, error: BaseException, row: int | None, code: str, number: int = 0) -> Failure:
+    def send(self, error: BaseException, row: int | None, code: str, number: int = 0, is_call: bool = False) -> Failure:
         failure = self.describe(error, row, code)
-        traced = code == "env_raised" and number and not isinstance(error, PendingFailure)
+        traced = code == "env_raised" and number and not is_call and not isinstance(error, PendingFailure)
         trace = self._envs.trace.taken_of(row) if traced and self._envs.trace is not None else b""
         self._channel.send(control.RowFailed(failure, number, trace, isinstance(error, NotFinite)))
         return failure

@@ -8,21 +8,23 @@ only once all rows were reset: while the env is new, the ``needs_reset`` of all 
 from __future__ import annotations
 
 import copy
+import time
+from functools import partial
 from typing import Any, Callable, Collection, Mapping, Sequence, Union
 
 import numpy as np
 
-from envhub.arena.memory import ENDED, FRESH, REPORT_PENDING, TURN_FIRST, Arena, truncate
+from envhub.arena.memory import ENDED, FIRST_CALL, FRESH, REPORT_PENDING, Arena, truncate
 from envhub.env_failure import reseeded
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
-from envhub_server.worker.batch_places import BatchActions, BatchResults, Outcome, infos_by_env
+from envhub_server.worker.batch_memory import BatchActions, BatchResults, Outcome, infos_by_env
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
-from envhub_server.worker.row_places import CheckPlan, InfoPlace, NotFinite, as_slice, why_not_finite
+from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, as_slice, why_not_finite
 from envhub_server.worker.trace_writer import TraceWriter
 
 _INVALID = codec.encode({"invalid_transition": True})
@@ -48,18 +50,18 @@ class EnvBatch:
 
     def _be(self, rows: Sequence[int]) -> None:
         self.indices, self.index = list(rows), rows[0]
-        self.place = as_slice(rows)
-        self.turn = self.index | TURN_FIRST
+        self.arena_index = as_slice(rows)
+        self.bits = self.index | FIRST_CALL
         self._rows = np.array(self.indices)
 
     def move(self, index: int) -> None:
         self._be([row + index - self.index for row in self.indices])
-        self.env.share = self.env.share._replace(rows=self.indices)
+        self.env.worker_rows = self.env.worker_rows._replace(rows=self.indices)
 
     def rebuilt(self, env: NativeEnv) -> None:
         self.env, self._new = env, True
         self._rebuilds += 1
-        self.turn = self.index | TURN_FIRST
+        self.bits = self.index | FIRST_CALL
         self._first_seeds = [reseeded(seed, self._rebuilds) for seed in self._seeds]
         if self.trace is not None:
             self.trace.made(self)
@@ -80,11 +82,11 @@ class EnvBatch:
         self._observation_space = observation_space
         same_step = self._mode == SAME_STEP
         self._infos = [
-            InfoPlace(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices
+            InfoWriter(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices
         ]
-        batch_columns = None if columns is None else BatchWriter(columns, arena.infos, self.place)
+        mine = self.arena_index
+        batch_columns = None if columns is None else BatchWriter(columns, partial(arena.infos_of, mine), mine)
         self._results = BatchResults(arena, self.indices, self._infos, batch_columns, same_step)
-        mine = self.place
         self._request, self._done = arena.request[mine], arena.done[mine]
         self._needs_reset = arena.needs_reset[mine]
         self._actions = BatchActions(arena, mine, action_space)
@@ -95,7 +97,7 @@ class EnvBatch:
         """True if every row is posted for a step; the driver stores the words one after the other."""
         return bool((self._request != self._done).all())  # each op is stored before its row's request
 
-    def take_place(
+    def take_over(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
         self._seeds = [seeds.get(row) for row in self.indices]
@@ -115,7 +117,7 @@ class EnvBatch:
         if self._needs_reset[0] > ENDED:
             self._begin()
             return
-        self.turn = self.index
+        self.bits = self.index
         outcome = self._stepped()
         self._plan.steps_left -= 1
         if not self._plan.steps_left:
@@ -134,7 +136,7 @@ class EnvBatch:
             self._results.store(self._first_reset(self._first_seeds, None, rebuilt=True))
 
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
-        self._note_reset(seeds, options)
+        self._trace_reset(seeds, options)
         outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
         self._new, self._first_seeds = False, self._none()
         return outcome
@@ -142,7 +144,7 @@ class EnvBatch:
     def _none(self) -> list[int | None]:
         return [None] * len(self.indices)
 
-    def _note_reset(self, seeds: Seeds, options: Options, rows: Sequence[bool] | None = None) -> None:
+    def _trace_reset(self, seeds: Seeds, options: Options, rows: Sequence[bool] | None = None) -> None:
         if self.trace is not None:
             named = zip(self.indices, seeds, rows or [True] * len(self.indices))
             self.trace.reset(self, {row: seed for row, seed, is_named in named if is_named}, options)
@@ -203,7 +205,7 @@ class EnvBatch:
         elif self._new:
             raise ValueError(f"a new vector env: its first reset has to name all of envs {self._numbers(self._rows)}")
         else:
-            self._note_reset(given, options, chosen.tolist())
+            self._trace_reset(given, options, chosen.tolist())
             reset = self.env.reset_some(chosen, given, options)
             self._results.store(self._of_reset(*reset, self._rows[chosen]), chosen)
             self._repeat(~chosen)
@@ -230,8 +232,8 @@ class EnvBatch:
             self._infos[number].store({})
 
     def truncate(self, info: bytes) -> None:
-        for row, place in zip(self.indices, self._infos):
-            template, nbytes = place.put(info)
+        for row, writer in zip(self.indices, self._infos):
+            template, nbytes = writer.put(info)
             truncate(self._arena, row, nbytes, template)
 
     def _checked(self, observation: Any, count: int) -> list[np.ndarray]:
@@ -267,13 +269,14 @@ class EnvBatch:
             raise NotFinite(f"the final observation of envs {self._numbers(wrong)} is not finite")
 
     def _check_space(self, arrays: Sequence[np.ndarray]) -> None:
-        self._plan.plan_next()
+        begun_s = time.thread_time()
         for number, row in enumerate(self.indices):
             observation = spaces.assemble(self._observation_space, iter([array[number] for array in arrays]))
             if not spaces.contains(self._observation_space, observation):
                 self._send(control.Suspicious(row, "an observation out of its space"))
                 self._plan.stop()
                 return
+        self._plan.plan_next(time.thread_time() - begun_s)
 
 
 RowGroup = Union[Row, EnvBatch]

@@ -31,19 +31,20 @@ _IMPORTING = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_ext
 SOURCE_BYTES_MAX = 1 << 20  # limit for the arguments of one factory
 
 _known_registrations: set[bytes] = set()  # the pickled entries of this process's registry, and the pickled list of them
-_known_variables: dict[str, str] = {}  # the environment of the zygote without its mark, which its workers begin with
+_adopted: list[Any] = []  # what this process has taken over of a program, or its zygote had
 
 
-def adopt_environment(build: Any) -> dict[str, str]:
+def adopt_environment(build: Any) -> None:
     """Take over the paths, folder and variables of the program and the session, before anything is imported."""
-    # Return the variables of this process, without those that identify it.
-    if build.sys_path:  # as far as a running process can
+    wanted = [build.sys_path, build.cwd, build.environ, build.argv, build.levels, build.authkey]
+    if build.sys_path and wanted != _adopted:  # else envs' code was imported with these, and may have changed them
+        _adopted[:] = wanted
         sys.path[:] = build.sys_path
-        if build.environ != _known_variables:  # usually they are equal: a zygote starts with its program's environment
-            wanted = {**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
-            for name in os.environ.keys() - wanted.keys():
+        variables = {**build.environ, process_marks.VARIABLE: os.environ[process_marks.VARIABLE]}
+        if variables != os.environ:  # usually they are equal: a zygote starts with its program's environment
+            for name in os.environ.keys() - variables.keys():
                 del os.environ[name]
-            os.environ.update((name, value) for name, value in wanted.items() if os.environ.get(name) != value)
+            os.environ.update((name, value) for name, value in variables.items() if os.environ.get(name) != value)
         os.chdir(build.cwd)
         if build.argv:
             sys.argv[:] = build.argv
@@ -52,7 +53,6 @@ def adopt_environment(build: Any) -> dict[str, str]:
         if build.authkey:
             importlib.import_module("multiprocessing.process").current_process().authkey = build.authkey
     os.environ.update(build.variables)
-    return {**(build.environ if build.sys_path else _known_variables), **build.variables}
 
 
 def factories(build: Any, memory: int = -1) -> Any:
@@ -66,7 +66,7 @@ def factories(build: Any, memory: int = -1) -> Any:
         loaded = PickledFactories(memory)
         loaded[build.rows[0]]  # so that an error is raised before an env is made
         return loaded
-    if not (build.shares or _is_factory(build)):
+    if not (build.batch_workers or _is_factory(build)):
         gym_compat.import_entry_point(build.name)
     return named(build)
 
@@ -79,9 +79,9 @@ class PickledFactories(dict):  # type: ignore[type-arg]  # Python 3.8
         self._descriptor = descriptor
 
     def __missing__(self, row: int) -> Any:
-        with pickle_of(self._descriptor, row) as (pickled, alone), _names_explained():
+        with pickle_of(self._descriptor, row) as (pickled, is_own), _names_explained():
             loaded = pickle.loads(pickled)  # noqa: S301  only ever sent to workers, never read by the hub
-        self.update({row: loaded} if alone else enumerate(loaded))
+        self.update({row: loaded} if is_own else enumerate(loaded))
         return self[row]
 
 
@@ -128,7 +128,7 @@ def modules_of(build: Any) -> list[str]:
 
 
 def named(build: Any) -> Any:
-    if build.shares:
+    if build.batch_workers:
         kwargs: dict[str, Any] = codec.decode(build.kwargs, build.allow_pickle) if build.kwargs else {}
         is_factory = _is_factory(build)
         make = partial(_load(build.entry), **kwargs) if is_factory else gym_compat.vector_factory(build.name, kwargs)
@@ -221,11 +221,6 @@ def remember_registry() -> None:
         _known_registrations.update([*entries, pickle.dumps(entries)])
 
 
-def remember_variables() -> None:
-    _known_variables.update(os.environ)
-    _known_variables.pop(process_marks.VARIABLE, None)
-
-
 def _register(registrations: bytes) -> None:
     if registrations in _known_registrations:  # compared as a whole first: most programs add none
         return
@@ -240,6 +235,7 @@ def _register(registrations: bytes) -> None:
         for name, blob in callables.items():
             setattr(spec, name, _Unloaded(blob))
         api.registry[spec.id] = spec
+    _known_registrations.add(registrations)
     # The program's imported modules are registered already; an env that imports one registers it again.
     warnings.filterwarnings("ignore", r".*Overriding environment .* already in registry", UserWarning)
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 
-from envhub.errors import shown
+from envhub.errors import brief
 from envhub.values import spaces
 from envhub.values.gym_api import api, registered, specs
 
@@ -39,9 +39,27 @@ def make(name: str, kwargs: dict[str, Any]) -> Any:
 
 def import_entry_point(name: str) -> None:
     # Nothing happens for an id that is not registered, or that a callable makes.
-    entry_point = getattr(specs().get(name.rpartition(":")[2]), "entry_point", None)
+    module, _, bare = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    entry_point = getattr(specs().get(bare), "entry_point", None)
     if isinstance(entry_point, str):
         importlib.import_module(entry_point.partition(":")[0])
+
+
+def call_before_first_env(call: Callable[[], None]) -> None:
+    """Have this called in the next ``gym.make``, once that has imported the entry point."""
+    registration: Any = importlib.import_module(f"{api.__name__}.envs.registration")
+    load: Any = getattr(registration, "load_env_creator", None)  # older ones have none
+
+    def load_and_call(name: str) -> Any:
+        registration.load_env_creator = load
+        loaded = load(name)
+        call()
+        return loaded
+
+    if load is not None:
+        registration.load_env_creator = load_and_call
 
 
 def vector_factory(name: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -180,7 +198,7 @@ class Steps:
                 return
         if not self._warned:
             self._warned = True
-            text = f"{shown(self.env, 100)} takes no seed: its reset has no argument `seed`, and it has no method "
+            text = f"{brief(self.env, 100)} takes no seed: its reset has no argument `seed`, and it has no method "
             api.logger.warn(f"{text}`seed` with an argument. Its factory has to seed it")
 
     def step(self, action: Any) -> Any:
@@ -189,7 +207,7 @@ class Steps:
         if len(outcome) == 5:
             return outcome
         if len(outcome) != 4:
-            text = f"step of {shown(self.env, 100)} returned {len(outcome)} values"
+            text = f"step of {brief(self.env, 100)} returned {len(outcome)} values"
             raise TypeError(f"{text}; gym has 4, and Gymnasium 5")
         observation, reward, done, info = outcome
         info = dict(info)

@@ -12,9 +12,9 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence,
 
 import numpy as np
 
-from envhub.errors import shown
+from envhub.errors import brief
 from envhub.values.gym_api import api
-from envhub_server.worker.batch_places import choose_infos
+from envhub_server.worker.batch_memory import choose_infos
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
@@ -29,20 +29,20 @@ Options = Optional[Dict[str, Any]]
 Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
 
 
-class Share(NamedTuple):
+class WorkerRows(NamedTuple):
     """Envs of a session that a vector env holds."""
 
     rows: Sequence[int]  # their indices in the session, ascending
-    workers: int  # how many workers have a share of the session's envs
+    workers: int  # how many workers have the session's envs
 
     def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
-        # No two shares get seeds that are nearer to one another than the number of envs of the first.
+        # No two workers get seeds that are nearer to one another than the number of envs of the first.
         if all(seed is None for seed in seeds):
             return None
         first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
         if len(first) > 1 or None in first:
             text = "this vector env takes one seed for all of its envs, not one each"
-            raise ValueError(f"{text}: {shown(list(seeds), 100)}")
+            raise ValueError(f"{text}: {brief(list(seeds), 100)}")
         before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
         return int(first.pop() or 0) + before
 
@@ -52,8 +52,8 @@ class NativeEnv:
 
     knows_masks = False  # whether envs of its class take a mask of those that a reset is for
 
-    def __init__(self, made: Any, share: Share, make: Callable[..., Any]) -> None:
-        self.made, self.share, self._make = made, share, make
+    def __init__(self, made: Any, worker_rows: WorkerRows, make: Callable[..., Any]) -> None:
+        self.made, self.worker_rows, self._make = made, worker_rows, make
         self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
         self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
         self.render_mode = getattr(made, "render_mode", None)  # gym 0.21 has none
@@ -61,7 +61,7 @@ class NativeEnv:
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
         mode = (made.metadata or {}).get("autoreset_mode", _ONLY_MODE)
         self.autoreset_mode = getattr(mode, "value", mode)  # its own
-        self.num_envs = len(share.rows)
+        self.num_envs = len(worker_rows.rows)
         # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.
         # Whether some of its envs can be reset without the others.
         self.takes_masks = self.autoreset_mode == DISABLED or self.knows_masks or self.num_envs == 1
@@ -82,7 +82,7 @@ class NativeEnv:
         if wanted in possible:
             return ""
         line = " or ".join(f"autoreset_mode={mode!r}" for mode in sorted(possible))
-        return f"{name} resets its envs as {own!r}; autoreset_mode={wanted!r} cannot be had of it: pass {line}"
+        return f"{name} resets its envs as {own!r}; autoreset_mode={wanted!r} is not possible: pass {line}"
 
     def step(self, actions: Any) -> Results:
         *results, infos = self.made.step(actions)
@@ -90,7 +90,7 @@ class NativeEnv:
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs of the session's ``num_envs``; ``rebuilt`` if the seeds are not the program's."""
-        seed = seeds[0] if rebuilt else self.share.seed_of(seeds, num_envs)
+        seed = seeds[0] if rebuilt else self.worker_rows.seed_of(seeds, num_envs)
         return self._reset(seed=seed, options=options)
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
@@ -169,18 +169,18 @@ class NumberedEnv(NativeEnv):
 
     def step(self, actions: Any) -> Results:
         outcome = super().step(actions)
-        return (*outcome[:4], self._of_session(outcome[4])) if self.share.workers > 1 else outcome
+        return (*outcome[:4], self._of_session(outcome[4])) if self.worker_rows.workers > 1 else outcome
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
         observations, infos = super()._reset(**arguments)
-        return observations, self._of_session(infos) if self.share.workers > 1 else infos
+        return observations, self._of_session(infos) if self.worker_rows.workers > 1 else infos
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {
             key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
         }
         if (ids := own.get("env_id")) is not None:
-            own["env_id"] = np.asarray(self.share.rows, ids.dtype)[ids]
+            own["env_id"] = np.asarray(self.worker_rows.rows, ids.dtype)[ids]
         return own
 
 
@@ -218,10 +218,10 @@ class EnvPoolEnv(NumberedEnv):
         return self._reset(**self._masked(chosen, seeds, options))  # which returns no others
 
 
-def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> NativeEnv:
+def made_by(make: Callable[..., Any], worker_rows: WorkerRows, autoreset_mode: str) -> NativeEnv:
     # ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
-    made = _made(make, len(share.rows), autoreset_mode)
-    if problem := unfit_batch(made, len(share.rows)):
+    made = _made(make, len(worker_rows.rows), autoreset_mode)
+    if problem := why_not_batch(made, len(worker_rows.rows)):
         raise TypeError(f"the factory of a vector env returned {problem}")
     kind = NativeEnv
     if _is_of(made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"):
@@ -230,7 +230,7 @@ def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> Nati
         kind = AleEnv
     elif _is_of(made, "envpool.python.envpool"):
         kind = EnvPoolEnv
-    env = kind(made, share, make)
+    env = kind(made, worker_rows, make)
     if problem := env.resets_as(autoreset_mode):
         raise ValueError(problem)
     return env
@@ -238,7 +238,7 @@ def made_by(make: Callable[..., Any], share: Share, autoreset_mode: str) -> Nati
 
 def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
     if not takes(make, "num_envs", by_name=False):
-        raise TypeError(f"{shown(make, 100)} takes no num_envs; {OTHERS}")
+        raise TypeError(f"{brief(make, 100)} takes no num_envs; {OTHERS}")
     if not takes(make, "autoreset_mode") or not hasattr(api.vector, "AutoresetMode"):
         return make(num_envs=num_envs)
     try:
@@ -249,13 +249,13 @@ def _made(make: Callable[..., Any], num_envs: int, autoreset_mode: str) -> Any:
         return make(num_envs=num_envs)  # ALE knows no other than its two, of which masks can make this one
 
 
-def unfit_batch(made: Any, num_envs: int) -> str:
+def why_not_batch(made: Any, num_envs: int) -> str:
     attributes = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
     missing = [name for name in attributes if not hasattr(made, name)]
     if missing:
         is_single = hasattr(made, "step") and not hasattr(made, "num_envs")
         single = "a single env, which vector=True is not for: " if is_single else ""
-        return f"{single}{shown(made, 100)}, which is no vector env: it has no {', '.join(missing)}; {OTHERS}"
+        return f"{single}{brief(made, 100)}, which is no vector env: it has no {', '.join(missing)}; {OTHERS}"
     if made.num_envs != num_envs:
         return f"a vector env of {made.num_envs} envs where num_envs={num_envs} was given to it"
     config = getattr(made, "config", None)  # of EnvPool
@@ -326,7 +326,7 @@ class SubEnv:
     """One env of a vector env, as a call on it sees it."""
 
     def __init__(self, index: int, number: int, shared: SharedCall, fresh: bool) -> None:
-        self.index = self.turn = index
+        self.index = self.bits = index
         self.env = self
         self.vector_env = shared.env.made
         self.awaits_first_reset = fresh

@@ -12,9 +12,9 @@ from typing import Any, Collection, Mapping
 
 import numpy as np
 
-from envhub.errors import shown
+from envhub.errors import brief
 from envhub.values import spaces
-from envhub.values.gym_api import DM_ENV, MULTI_AGENT, PARALLEL, api, interface, takes_turns, unfit
+from envhub.values.gym_api import DM_ENV, MULTI_AGENT, PARALLEL, api, interface, takes_turns, why_not_env
 from envhub.values.leaf import OBJECT
 
 # The parts of a converted env that are not those of the object it was made of.
@@ -29,7 +29,7 @@ _OWN = frozenset(
 def as_gymnasium(made: Any, source: str) -> Any:
     if takes_turns(made) and (getattr(made, "metadata", None) or {}).get("is_parallelizable"):
         made = import_module("pettingzoo.utils.conversions").aec_to_parallel(made)
-    if problem := unfit(made):
+    if problem := why_not_env(made):
         raise TypeError(f"{source} returned {problem}")
     kind = interface(made)
     if kind == DM_ENV:
@@ -80,7 +80,7 @@ class DmEnv(Converted):
     def __init__(self, env: Any) -> None:
         rewards = env.reward_spec() if hasattr(env, "reward_spec") else None
         if getattr(rewards, "shape", None if rewards is not None else ()) != ():
-            raise TypeError(f"{shown(env, 100)} has rewards of {shown(rewards, 200)}; a reward of an env is one number")
+            raise TypeError(f"{brief(env, 100)} has rewards of {brief(rewards, 200)}; a reward of an env is one number")
         self._observation_spec = env.observation_spec()
         super().__init__(env, _space(self._observation_spec), _space(env.action_spec()))
         if hasattr(env, "physics"):  # of dm_control, which renders without having been made for it
@@ -92,7 +92,7 @@ class DmEnv(Converted):
         if seed is not None:
             random = self._random_state()
             if random is None:
-                text = f"{shown(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`"
+                text = f"{brief(self.env, 100)} takes no seed, as it has neither `task.random` nor `random_state`"
                 api.logger.warn(f"{text}: its factory has to seed it")
             else:
                 random.seed(seed)
@@ -112,7 +112,7 @@ class DmEnv(Converted):
     def np_random(self) -> np.random.Generator:
         random = self._random_state()
         if random is None:
-            raise AttributeError(f"{shown(self.env, 100)} has no `np_random`")
+            raise AttributeError(f"{brief(self.env, 100)} has no `np_random`")
         return np.random.Generator(random._bit_generator)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -145,7 +145,7 @@ def _space(spec: Any) -> Any:
     elif dtype.kind in "iu":
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     else:
-        raise TypeError(f"{shown(spec, 200)} has no space in Gymnasium: only specs of numbers have one")
+        raise TypeError(f"{brief(spec, 200)} has no space in Gymnasium: only specs of numbers have one")
     bounds = (np.broadcast_to(bound, spec.shape).astype(dtype) for bound in (low, high))
     return api.spaces.Box(*bounds, tuple(spec.shape), dtype.type)
 
@@ -179,7 +179,7 @@ class ParallelEnv(Converted):
     def __init__(self, env: Any) -> None:
         self._keys = {agent: str(agent) for agent in env.possible_agents}
         if len({*self._keys.values()}) < len(self._keys):
-            raise TypeError(f"{shown(env, 100)} has two agents of one text: {shown([*self._keys], 200)}")
+            raise TypeError(f"{brief(env, 100)} has two agents of one text: {brief([*self._keys], 200)}")
         each = [(key, spaces.native(env.observation_space(agent))) for agent, key in self._keys.items()]
         self._absent = {key: _zeros(space, key) for key, space in each}
         acts = [(key, spaces.native(env.action_space(agent))) for agent, key in self._keys.items()]
@@ -193,9 +193,9 @@ class ParallelEnv(Converted):
         self._seed = self._seed if seed is None else seed
         observations, infos = self.env.reset(seed=seed, options=options)
         if not self.env.agents:
-            raise ValueError(f"{shown(self.env, 100)} has no agent after its reset: an episode begins with one or more")
+            raise ValueError(f"{brief(self.env, 100)} has no agent after its reset: an episode begins with one or more")
         self._terminations, self._truncations = {}, {}
-        self._note_ends((), {}, {})
+        self._update_ended((), {}, {})
         present = {"alive": self._among(self.env.agents), "observed": self._among(observations)}
         return self._joined(observations), {**present, **self._agent_infos(infos)}
 
@@ -207,9 +207,9 @@ class ParallelEnv(Converted):
         except (TypeError, ValueError) as error:
             kind = f"a {type(results).__name__}"
             returned = f"a tuple of {len(results)}" if isinstance(results, tuple) else kind
-            text = f"step of {shown(self.env, 100)} returned {returned}, and not observations, rewards, terminations, "
+            text = f"step of {brief(self.env, 100)} returned {returned}, and not observations, rewards, terminations, "
             raise TypeError(f"{text}truncations and infos by agent") from error
-        self._note_ends(acting, terminations, truncations)
+        self._update_ended(acting, terminations, truncations)
         keys = [self._keys[agent] for agent in self.env.agents]
         ended = all(self._terminations.get(key) or self._truncations.get(key) for key in keys)
         terminated = ended and all(self._terminations.values())
@@ -229,15 +229,15 @@ class ParallelEnv(Converted):
         try:
             return float(rewards.get(agent, 0))
         except (TypeError, ValueError) as error:
-            text = f"step of {shown(self.env, 100)} returned {shown(rewards[agent], 100)} as the reward of {agent!r}"
+            text = f"step of {brief(self.env, 100)} returned {brief(rewards[agent], 100)} as the reward of {agent!r}"
             raise TypeError(f"{text}: an agent's reward is one number, such as a weighted sum") from error
 
-    def _note_ends(self, acting: Collection[Any], terminations: Any, truncations: Any) -> None:
+    def _update_ended(self, acting: Collection[Any], terminations: Any, truncations: Any) -> None:
         """Note which agents have ended; an agent without an entry has not been in this episode."""
         # An agent that is there and was not among the ``acting`` ones has come, or come back after its end.
         for agent in (*self.env.agents, *terminations, *truncations):
             if agent not in self._keys:
-                raise ValueError(f"{shown(self.env, 100)} has agent {agent!r}, which is not in its possible_agents")
+                raise ValueError(f"{brief(self.env, 100)} has agent {agent!r}, which is not in its possible_agents")
         for agent in self.env.agents:
             if agent not in acting:
                 self._terminations[self._keys[agent]] = self._truncations[self._keys[agent]] = False

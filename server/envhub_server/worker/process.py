@@ -1,14 +1,15 @@
 """One worker process: it hosts envs of one session and writes their results into the session's arena.
 
 The zygote forks the worker, on Python 3.8 and later with NumPy, msgpack and Gymnasium. It parks in ``epoll_wait``. A
-ring of a request bell means that rows are pending in the arena. Every other request, such as a reset, or a step whose
-actions travel out of band, comes over the control channel.
+ring of a request bell means that rows are pending in the arena: for a step, a reset or a call. What the worker is told
+of its own life comes over the control channel.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import select
 import sys
@@ -17,16 +18,20 @@ from typing import Any, Callable
 
 from envhub.arena.memory import Arena
 from envhub.values import codec, spaces
-from envhub.values.info_columns import Writer
+from envhub.values.info_columns import COLUMNS_BYTES_MAX, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, MESSAGE_BYTES_MAX, Channel, ChannelClosed
 from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
+from envhub_server.worker.copyable import OWN_MEMORY, pause_openmp, reopen_files, threads_left, what_cannot_be_copied
 from envhub_server.worker.name_lister import NameLister
-from envhub_server.worker.stepper import Bells, Departure, Stepper, new_poller
+from envhub_server.worker.snapshot_row import SnapshotRow
+from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
 from envhub_server.worker.trace_writer import TraceWriter
+
+SPUN_MAX = 256  # requests that a spin ended with, one after another; then the channel is looked at, too
 
 _CAME_BACK = (
     b"envhub: a process that an env forked came back from the call in which it was forked, and was ended: "
@@ -34,11 +39,23 @@ _CAME_BACK = (
 )
 
 
+class Restored(BaseException):
+    """Leads a process that a snapshot has forked from the depth of its fork back into the worker's loop."""
+
+
+ARENA_MEMORY = ("/memfd:envhub-arena", "/memfd:envhub-trace")
+UNFROZEN_TAKES = 64  # the collector looks at all objects again once in this number of snapshots
+
+
 class Worker:
     """The loop of a worker, and the dispatch of the hub's messages."""
 
+    is_copied = False  # True while a fork is a copy of this worker, and no process of an env
+
     def __init__(self, channel: Channel, host: Host) -> None:
-        self._channel, self._host = channel, host
+        self._channel, self._host = self.channel, self.host = channel, host
+        self._takes = 0
+        self._stale: list[Any] = []  # of other processes; to free them would unmap what is at their addresses now
         self._poller = new_poller()
         self._poller.register(channel.fileno(), select.EPOLLIN)
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
@@ -47,31 +64,41 @@ class Worker:
         context = WorkerContext(channel, self._envs, host, self._reports, self._progress)
         self._builder, self._calls = Builder(context), EnvCalls(context)
         self._rebuilder = Rebuilder(context, self._builder, self._calls)
-        self._departure = Departure(channel, self._envs, self._bells)
-        self._stepper = Stepper(context, self._bells, self._rebuilder, self._departure)
+        self._handover = Handover(channel, self._envs, self._bells)
+        self._stepper = Stepper(context, self._bells, self._rebuilder, self._handover, self._calls)
         # What executes a message; False ends the worker.
         self._handlers: dict[type, Callable[[Any], bool | None]] = {
             control.Build: self._build,
             control.BuildRest: self._builder.build_rest,
-            control.CallRows: self._calls.call,
-            control.Leave: self._departure.leave,
+            control.Draw: self._calls.draw,
+            control.Leave: self._handover.leave,
             control.ListNames: self._names.list,
             control.MapArena: self._map_arena,
-            control.ResetRows: self._stepper.reset,
+            control.RepeatRequests: self._replay,
             control.Serve: self._stepper.serve,
-            control.SetAttrRows: self._calls.set_attribute,
-            control.StepRows: self._stepper.step_out_of_band,
-            control.TakePlace: self._builder.take_place,
+            control.SetAttrRows: self._calls.set_again,
+            control.TakeSlot: self._builder.take_slot,
+            control.TakeSnapshot: self._take_snapshot,
+            control.Try: partial(self._try, context),
         }
 
     def run(self) -> None:
         os.register_at_fork(after_in_child=partial(_detach_fork, self))
+        is_over = False
+        while not is_over:
+            with contextlib.suppress(Restored):  # then this process is another one, with another channel and poller
+                self._run()
+                is_over = True
+
+    def _run(self) -> None:
         channel, bells, stepper = self._channel.fileno(), self._bells, self._stepper
         try:
             while True:
-                while bells.spinner.spins and bells.spinner.spin(stepper.has_work):
+                spun = 0
+                while spun < SPUN_MAX and bells.spinner.spins and bells.spinner.spin(stepper.has_work):
                     stepper.serve_rows()
-                for descriptor, _ in self._poller.poll():
+                    spun += 1
+                for descriptor, _ in self._poller.poll(0 if spun == SPUN_MAX else None):
                     if descriptor in bells.waking:
                         if descriptor == bells.hub_bell:
                             bells.silence()
@@ -92,11 +119,97 @@ class Worker:
             self._close_envs()
             return False
         # Else it was sent before the hub knew that this worker has left; the next one gets the same message.
-        return bool(self._departure.left) or self._handlers[type(message)](message) is not False
+        return bool(self._handover.left) or self._handlers[type(message)](message) is not False
 
     def _build(self, build: control.Build) -> bool:
-        self._departure.count_episodes(build.episodes_max)
+        self._handover.count_episodes(build.episodes_max)
         return self._builder.build(build)
+
+    def _try(self, context: WorkerContext, wanted: control.Try) -> bool:
+        from envhub_server.worker.trial import EnvTrial  # few workers need it
+
+        return EnvTrial(context, self._builder).run(wanted)
+
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    def _take_snapshot(self, wanted: control.TakeSnapshot) -> None:
+        row = self._row
+        if row is not None and not wanted.forks:
+            self._channel.send(row.derived(wanted))
+            return
+        (end,) = self._channel.take_descriptors(1)
+        if row is None:
+            problems = ["the envs of its process, which are one vector env"]
+        elif why := row.keep(wanted):
+            problems = [why]
+        else:
+            own = self._own_descriptors() | {end}
+            problems = [] if wanted.unsafe else _with_remedy(what_cannot_be_copied(own, OWN_MEMORY))
+        if problems:
+            os.close(end)
+        else:
+            self._prepare_for_fork()
+            self._host.zygote.fork_snapshot(end, self)
+            problems = [] if wanted.unsafe else _with_remedy([f"the thread {name}" for name in threads_left()])
+        nothing = control.SnapshotTaken(wanted.serial, problems)
+        self._channel.send(nothing if row is None else row.described(wanted.serial, problems))
+
+    def _replay(self, wanted: control.RepeatRequests) -> None:
+        row, (memory,) = self._row, self._channel.take_descriptors(1)
+        assert row is not None
+        try:
+            with open(memory, "rb") as file:
+                file.seek(0)
+                problem = row.replay(wanted.name, file.read())
+        except Exception as error:
+            problem = f"cannot be asked the same again: {self._reports.one_line(error)}"
+        self._channel.send(control.RequestsRepeated(problem))
+
+    @property
+    def _row(self) -> SnapshotRow | None:
+        (row,) = self._envs.groups
+        return row if isinstance(row, SnapshotRow) else None
+
+    def _prepare_for_fork(self) -> None:
+        pause_openmp()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
+                stream.flush()
+        self._takes += 1
+        if self._takes % UNFROZEN_TAKES == 0:
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # a collection would write to pages that this process and its copies share
+
+    def _own_descriptors(self) -> set[int]:
+        """All descriptors of this process that are not the env's."""
+        in_memory = {each for each, name in open_files().items() if name.startswith(OWN_MEMORY)}
+        bells, host = self._bells.descriptors, self._host.descriptors
+        return {self._channel.fileno(), self._poller.fileno(), *bells, *host, *in_memory}
+
+    def leave_to_the_other(self) -> None:
+        """Close what a copy of this process must not have: the hub would not see the end of the other one."""
+        reopen_files(self._own_descriptors())
+        self._host.close()
+        self._channel.close()
+        self._poller.close()
+        self._bells.renew(self._poller)
+        self._stale += [self._stepper._arena, self._envs.trace]
+        for each, name in open_files().items():
+            if name.startswith(ARENA_MEMORY):  # mmap has copies of its own
+                os.close(each)
+
+    def renew(self) -> None:
+        """Be a worker of its own, which a snapshot has forked."""
+        self._poller = new_poller()
+        self._poller.register(self._channel.fileno(), select.EPOLLIN)
+        self._bells.renew(self._poller)
+        self._envs.set_trace(None)
+        if (row := self._row) is not None:
+            row.renew()
+        self._stepper.renew()
+        reopen_files(self._own_descriptors())
+        self.is_copied = False
 
     def serve_rows(self) -> None:
         self._stepper.serve_rows()
@@ -112,21 +225,24 @@ class Worker:
             return False
         self._progress.attach(arena, envs.groups[0].index)
         if mapped.trace_bytes_max:
-            layout = layout_of(len(envs.indices), bool(envs.build.shares), arena.layout.actions, mapped.trace_bytes_max)
+            layout = layout_of(
+                len(envs.indices), bool(envs.build.batch_workers), arena.layout.actions, mapped.trace_bytes_max
+            )
             envs.set_trace(TraceWriter(layout, descriptors.trace, arena, envs.groups))
             os.close(descriptors.trace)
-        self._stepper.attach(arena, mapped.spin_us)
-        self._departure.attach(arena)
+        self._stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
+        self._calls.attach(arena)
+        self._handover.attach(arena)
         self._channel.send(control.Mapped())
         return True
 
     def _attach_rows(self, mapped: control.MapArena, arena: Arena) -> bool:
-        def send_template(number: int, example: bytes) -> None:
-            self._channel.send(control.InfoTemplate(number, example))
+        def send_template(number: int, example: bytes, nbytes: int) -> None:
+            self._channel.send(control.InfoTemplate(number, example, nbytes))
 
         build, group = self._envs.build, self._envs.groups[0]
-        columns = Writer(arena.layout.info_bytes, send_template) if build.columns else None
         info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
+        columns = Writer(min(info_bytes_max, COLUMNS_BYTES_MAX), send_template) if build.columns else None
         try:
             observed, acted = (
                 spaces.build(codec.decode(blob, build.allow_pickle))
@@ -143,9 +259,8 @@ class Worker:
         return True
 
     def _close_envs(self) -> None:
-        stacks = self._host.keep_stacks()
-        for group in self._envs.groups or self._departure.left:
-            self._channel.send(control.Closing(list(group.indices), stacks))
+        for group in self._envs.groups or self._handover.left:
+            self._channel.send(control.Closing(list(group.indices)))
             try:
                 group.env.close()
             except BaseException as error:
@@ -162,7 +277,7 @@ class Worker:
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._names, self._builder, self._stepper, self._rebuilder, self._calls, self._departure
+        subjects = self._names, self._builder, self._stepper, self._rebuilder, self._calls, self._handover
         traces = [] if self._envs.trace is None else [self._envs.trace]
         return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 
@@ -173,6 +288,19 @@ def main(channel: Channel, host: Host) -> None:
         with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
             stream.flush()
     os._exit(0)  # atexit handlers and destructors of simulators often hang or crash, and have nothing left to do
+
+
+def _with_remedy(problems: list[str]) -> list[str]:
+    return [*problems, "snapshots='unsafe' copies it all the same"] if problems else []
+
+
+def open_files() -> dict[int, str]:
+    """The open descriptors of this process, and what they are."""
+    files = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one by which they were listed
+            files[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return files
 
 
 class _ForkedAway:
@@ -188,6 +316,6 @@ class _ForkedAway:
 
 
 def _detach_fork(worker: Worker) -> None:
-    if type(worker) is Worker:  # otherwise this is a child of a child
+    if type(worker) is Worker and not worker.is_copied:  # otherwise this is a child of a child, or a copy
         for each in worker.detached_by_fork:
             object.__setattr__(each, "__class__", _ForkedAway)

@@ -26,6 +26,7 @@ from envhub.process import STACKS
 from envhub.values import codec, spaces
 from envhub.values.gym_api import api
 from envhub_server.ipc.control import Build
+from envhub_server.ipc.process_marks import private_bytes
 from envhub_server.ipc.replay_file import (
     ACTION,
     CODES,
@@ -33,18 +34,18 @@ from envhub_server.ipc.replay_file import (
     LENGTH,
     NOTHING,
     RESET,
+    RESTORED,
     SET,
     Replay,
     layout_of,
     unpack,
 )
-from envhub_server.worker.context import private_bytes
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt, innermost
-from envhub_server.worker.native_env import Share, made_by
+from envhub_server.worker.native_env import WorkerRows, made_by
 from envhub_server.worker.row import Row
-from envhub_server.worker.row_places import NotFinite
+from envhub_server.worker.row_memory import NotFinite
 from envhub_server.worker.trace_writer import action_bytes, bit_generator_of
 
 INFO_BYTES = 2048
@@ -76,11 +77,11 @@ class Replayer:
         # The file has no environment variables, because some are secrets: this process's variables apply.
         self.build = build
         self.group = _group(replace(build, sys_path=[]))
-        layout = replace(mapped, num_envs=mapped.num_envs if build.shares else 1, info_bytes=INFO_BYTES).layout()
+        layout = replace(mapped, num_envs=mapped.num_envs if build.batch_workers else 1, info_bytes=INFO_BYTES).layout()
         memory = allocate(layout)
         self._arena = arena = Arena(layout, memory)
         arena.format(1)
-        self._mine = self.group.place if isinstance(self.group, EnvBatch) else slice(0, 1)
+        self._mine = self.group.arena_index if isinstance(self.group, EnvBatch) else slice(0, 1)
         observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
         self.group.attach(arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
         trace = codec.decode(replay.trace)
@@ -88,15 +89,15 @@ class Replayer:
         rows, rings = len(build.rows), [np.frombuffer(ring, np.uint8) for ring in trace["rings"]]
         shape = rings[0].size // (8 * rows), rows
         self._rings = [ring.reshape(*shape, width) for ring, width in zip(rings, widths)]
-        self._notes = [*_notes(trace["notes"])]
+        self._entries = [*_entries(trace["entries"])]
 
     def calls(self) -> Iterator[RepeatedCall]:
-        kinds, notes, number = self._rings[0].view(np.int64)[:, :, 0], self._notes, 0
+        kinds, entries, number = self._rings[0].view(np.int64)[:, :, 0], self._entries, 0
         codes: list[int] = []
         for at in range(len(kinds) + 1):
             values: Any = ()
-            while notes and notes[0][0] <= self._first + at:
-                _, kind, *fields = notes.pop(0)
+            while entries and entries[0][0] <= self._first + at:
+                _, kind, *fields = entries.pop(0)
                 if kind == ACTION:
                     values = codec.decode(fields[1])
                 elif kind == CODES:
@@ -120,7 +121,7 @@ class Replayer:
             bit_generator_of(self.group.env).state = codec.decode(generator).bit_generator.state
         self._post(number)
         self._arena.needs_reset[self._mine] = 0
-        given = seeds if self.build.shares else dict.fromkeys([0], *seeds.values())
+        given = seeds if self.build.batch_workers else dict.fromkeys([0], *seeds.values())
         self.group.reset_by(given, lambda row: codec.decode(options) if options else None)
 
     def _step(self, number: int, at: int, codes: list[int], values: Any) -> None:
@@ -134,7 +135,7 @@ class Replayer:
         self.group.step(values)
 
     def _called(self, is_set: bool, rows: list[int], name: str, blobs: list[bytes]) -> None:
-        targets = self.group.targets(rows if self.build.shares else [0])
+        targets = self.group.targets(rows if self.build.batch_workers else [0])
         target: Any
         for target, blob in zip(targets, blobs if is_set else blobs * len(targets)):
             value = codec.decode(blob)
@@ -149,21 +150,28 @@ def _group(build: Build) -> Row | EnvBatch:
     set_up(build)
     rows, mode = build.rows, build.autoreset_mode
     factory = factories(build)[rows[0]]
-    if build.shares:
-        return EnvBatch(rows, made_by(factory, Share(rows, build.shares), mode), mode, False, build.row_offset)
+    if build.batch_workers:
+        return EnvBatch(
+            rows, made_by(factory, WorkerRows(rows, build.batch_workers), mode), mode, False, build.row_offset
+        )
     return Row(0, runner_class(b"")(adapt(factory())), mode, False, build.row_offset + rows[0])
 
 
-def _notes(blob: bytes) -> Iterator[list[Any]]:
+def _entries(blob: bytes) -> Iterator[list[Any]]:
     at = 0
     while at < len(blob):
         (length,) = LENGTH.unpack_from(blob, at)
-        note = codec.decode(blob[at + LENGTH.size : at + LENGTH.size + length])
+        record = codec.decode(blob[at + LENGTH.size : at + LENGTH.size + length])
         at += LENGTH.size + length
-        if None in note:
-            what = {ACTION: "an action", RESET: "the options of a reset"}.get(note[1]) or f"the arguments of {note[3]}"
+        if record[1] == RESTORED:
+            raise ValueError(
+                f"the env went on from snapshot {record[2]!r}, and the file lacks what it was asked before"
+            )
+        if None in record:
+            named = {ACTION: "an action", RESET: "the options of a reset"}
+            what = named.get(record[1]) or f"the arguments of {record[3]}"
             raise ValueError(f"the file lacks what is no plain data: {what}")
-        yield note
+        yield record
 
 
 def _debug(debugger: pdb.Pdb, env: Any, kind: str, run: Callable[[], object]) -> bool:

@@ -1,8 +1,8 @@
 """A row: one env of a worker and its place in the arena.
 
 A worker drives one or more **row groups**: each has some of its rows, with an env that steps these. A ``Row`` is a
-group of one row. The worker finds the rows of a group by ``index`` and ``place``, has it ``step`` or ``reset_by``, and
-stores ``done``.
+group of one row. The worker finds the rows of a group by ``index`` and ``arena_index``, has it ``step`` or
+``reset_by``, and stores ``done``.
 
 A ``Row`` decides what a step or a reset of its env is (autoreset, what goes into the info) and stores the result. The
 autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
@@ -11,23 +11,24 @@ autoreset rules are those of ``gymnasium.vector.AsyncVectorEnv`` (1.4).
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from envhub.arena.memory import ENDED, FRESH, ONGOING, REPORT_PENDING, TURN_FIRST, Arena, repeat_observation, truncate
+from envhub.arena.memory import ENDED, FIRST_CALL, FRESH, ONGOING, REPORT_PENDING, Arena, repeat_observation, truncate
 from envhub.env_failure import reseeded
-from envhub.errors import shown
+from envhub.errors import brief
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.gym_compat import accepts
-from envhub_server.worker.row_places import (
+from envhub_server.worker.row_memory import (
     CheckPlan,
-    InfoPlace,
+    InfoWriter,
     NotFinite,
-    ObservationPlace,
+    ObservationWriter,
     RowActions,
     why_not_finite,
 )
@@ -47,8 +48,12 @@ class EnvRunner:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset the env because its user asked for it; return the values of ``gymnasium.Env.reset``."""
+        env, accepted = self.__dict__.get("_accepted", (None, ()))
+        if env is not self.env:  # the signatures of an env and its wrappers take longer to read than a small env resets
+            accepted = [name for name in ("seed", "options") if accepts(self.env, "reset", name)]
+            self._accepted = self.env, accepted
         asked = {"seed": seed, "options": options}
-        given = {name: value for name, value in asked.items() if value is not None or accepts(self.env, "reset", name)}
+        given = {name: value for name, value in asked.items() if value is not None or name in accepted}
         return self.env.reset(**given)  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -89,14 +94,14 @@ class Row:
         self._reward_shape: tuple[int, ...] = ()  # of the first reward with axes; empty before it
 
     def move(self, index: int) -> None:
-        self.index = self.place = index  # in the session; the place of the group's words
+        self.index = self.arena_index = index  # in the session; the place of the group's words
         self.indices, self._name = [index], f"env {self._row_offset + index}"
-        self.turn = index | TURN_FIRST  # the lower bits of the worker's progress word while it is at this row
+        self.bits = index | FIRST_CALL  # the lower bits of the worker's progress word while it is at this row
 
     def rebuilt(self, runner: EnvRunner) -> None:
         self.env, self._runner = runner.env, runner
         self._rebuilds += 1
-        self.turn, self.first_seed = self.index | TURN_FIRST, reseeded(self._last_seed, self._rebuilds)
+        self.bits, self.first_seed = self.index | FIRST_CALL, reseeded(self._last_seed, self._rebuilds)
         if self.trace is not None:
             self.trace.made(self)
 
@@ -115,8 +120,10 @@ class Row:
         self._send, self._finite_only = send, finite_only
         self._plan.begin(not isinstance(observation_space, spaces.Anything))
         self._actions = RowActions(arena, self.index, action_space)
-        self._observation = ObservationPlace(arena, self.index, observation_space, self._name)
-        self._info = InfoPlace(self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max)
+        self._observation = ObservationWriter(arena, self.index, observation_space, self._name)
+        self._info = InfoWriter(
+            self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max
+        )
         self._observation_space, self._arena = observation_space, arena
         # As words, because NumPy takes ten times as long to store a single number into an array.
         self._rewards, self._terminations = arena.rewards.data, arena.terminations.data
@@ -125,12 +132,13 @@ class Row:
         self._request, self._done = arena.request.data, arena.done.data
 
     def _check_space(self, observation: Any) -> None:
-        self._plan.plan_next()
+        begun_s = time.thread_time()
         try:
             contained = spaces.contains(self.env.observation_space, observation)
             problem = "" if contained else "an observation out of its space"
         except Exception as error:  # from a space of the env's own class, which the worker does not need
             problem = f"its space cannot tell whether it contains an observation: {error!r}"
+        self._plan.plan_next(time.thread_time() - begun_s)
         if problem:
             self._send(control.Suspicious(self.index, problem))
             self._plan.stop()
@@ -146,7 +154,7 @@ class Row:
             self._check_finite(outcome[0], 0.0)
         return outcome
 
-    def take_place(
+    def take_over(
         self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
     ) -> None:
         # If the row has not reported yet how the env before this one ended, its first step raises ``failure``, or
@@ -161,7 +169,7 @@ class Row:
         if needs_reset > ENDED:
             self._begin(needs_reset)
             return
-        self.turn = self.index
+        self.bits = self.index
         if needs_reset and self._mode == NEXT_STEP:
             self.autoreset()
             return
@@ -292,7 +300,7 @@ def _as_dict(info: Any, source: str = "reset") -> dict[Any, Any]:
     try:
         items = info.items()
     except AttributeError as error:
-        raise AttributeError(f"{error}: {source} returned an info that is not a dict: {shown(info, 100)}") from error
+        raise AttributeError(f"{error}: {source} returned an info that is not a dict: {brief(info, 100)}") from error
     return dict(items)
 
 

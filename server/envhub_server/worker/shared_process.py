@@ -1,52 +1,42 @@
-"""A process that several envs share: which envs may, its state, and libraries that a zygote imports for all workers."""
+"""Processes that envs share: which envs may, and their state; and imports that workers share."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.machinery
+import gc
 import os
 import random
 import sys
-from typing import Any, Mapping, Sequence
+import sysconfig
+from typing import Any, Collection, Sequence
 
 import numpy as np
 
 from envhub_server.ipc.control import SHARED
-from envhub_server.ipc.packages import shared
+from envhub_server.ipc.process_marks import listed_children
 
-# The random generators that shared libraries make when they are imported, by their modules.
+# The random generators that libraries make when they are imported, by their modules.
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"), ("sympy.core.random", "_assumptions_rng"))
+_UNSEEDED: list[Any] = []  # generators of imported modules without a chosen seed, which differ between workers
 _SEEDS: dict[int, int] = {}  # by which ``reseed`` has seeded generators, by their ids
 _WORDS = 624  # which NumPy's generator and Python's make at once
 _FOLLOWED = 1000  # so often they are made to learn whether a generator was only drawn from, in 5 ms
-# The dynamic loader reads it when a process starts, and only then; OpenCV changes it when it is imported.
-READ_BY_THE_LOADER = "LD_LIBRARY_PATH"
-# Where the zygote looks for libraries: not in the folder of envs' own modules, which is added later.
-_PLACES = [place for place in sys.path if place]
 
 
-def load(library: str) -> None:
-    path = sys.path[:]
-    sys.path[:] = _PLACES
-    try:
-        importlib.import_module(library)
-    except ModuleNotFoundError:
-        pass  # it was removed since
-    except BaseException as error:  # a library may raise anything
-        print(f"envhub: {library} cannot be imported for all workers at once: {error!r}", file=sys.stderr, flush=True)
-    finally:
-        sys.path[:] = path
-
-
-def reseed(numbers: Sequence[int] = (), *place: int, unless_seeded: bool = False) -> None:
+def reseed(numbers: Sequence[int] = (), *position: int, unless_seeded: bool = False) -> None:
     """Seed the process's generators, since envs must not draw the same numbers."""
-    # By ``numbers`` for NumPy's generator and for Python's, by default the system's, and by the ``place``: of the env
+    # By ``numbers`` for NumPy's generator and for Python's, by default the system's, and ``position``: of the env
     # and its incarnation. With ``unless_seeded``, leave a generator that something else has seeded since then.
     first, second = (
-        int(np.random.SeedSequence(number, spawn_key=place).generate_state(1)[0])
+        int(np.random.SeedSequence(number, spawn_key=position).generate_state(1)[0])
         for number in numbers or [int.from_bytes(os.urandom(8), "little")] * 2
     )
+    while _UNSEEDED:
+        generator = _UNSEEDED.pop()
+        if isinstance(generator, random.Random):
+            generator.seed()
+        else:
+            generator.bit_generator.state = type(generator.bit_generator)().state
     loaded = [(getattr(sys.modules.get(module), name, None), first) for module, name in GENERATORS]
     for generator, seed in [(np.random, first), (random, second), *loaded]:
         if generator is None or (unless_seeded and _is_seeded(generator, _SEEDS.get(id(generator)))):
@@ -74,29 +64,93 @@ def _is_seeded(generator: Any, seed: int | None) -> bool:
     return not any((then.random_raw(_WORDS) == present).all() for _ in range(_FOLLOWED))
 
 
-def shareable(variables: Mapping[str, str]) -> list[str] | None:
-    """The libraries in this process that a zygote can import for other workers of the same envs."""
-    # None if workers of these envs must share none, because that could make a difference: the envs have changed one of
-    # these variables, with which they began, and which a library may read; or this process has threads, and a zygote
-    # that has threads cannot fork; or a library would be found elsewhere, by a zygote or by this process. Where there
-    # are no zygotes, there is nothing to share.
-    libraries = shared(sys.modules)
-    if not libraries:
-        return []
-    threads = len(os.listdir("/proc/self/task"))
-    same = all(_is_found_in(path, name.partition(".")[0]) for path in (_PLACES, sys.path) for name in libraries)
-    return libraries if same and threads == 1 and _read(os.environ) == _read(variables) else None
+_INSTALLED = tuple({os.path.join(place, "") for place in sysconfig.get_paths().values()})
+# MuJoCo and dm_control import one of these where ``MUJOCO_GL`` says so, and it opens a device, which no fork may use.
+_OPEN_A_DEVICE = (
+    *("mujoco.egl", "mujoco.osmesa"),
+    *("dm_control._render.pyopengl.egl_renderer", "dm_control._render.pyopengl.osmesa_renderer"),
+)
 
 
-def _is_found_in(path: list[str], package: str) -> bool:
-    spec = importlib.machinery.PathFinder.find_spec(package, path)
-    return spec is not None and spec.origin == getattr(sys.modules[package], "__file__", None)
+class ImportWatch:
+    """Watches what the code of envs does when it is imported."""
+
+    def __init__(self, variables: Collection[str]) -> None:
+        """Watch from now on; the ``variables`` of the environment differ between workers."""
+        self._before, self._descriptors = len(sys.modules), os.listdir("/proc/self/fd")
+        _Variables.own, _Variables.read = frozenset(variables), False
+        os.environ.__class__ = _Variables
+        _system_seeded.clear()
+        random.Random.seed = _seed_and_remember  # type: ignore[assignment]
+
+    @property
+    def imported(self) -> bool:
+        return len(sys.modules) > self._before
+
+    def shareable(self) -> bool:
+        """Watch no longer; return whether other workers can be forked from a process that has imported the same."""
+        # Not if a fork would lack something of it, as threads, or the workers would have in common what they must not.
+        os.environ.__class__ = os._Environ
+        random.Random.seed = _seed  # type: ignore[method-assign]
+        return (
+            self.imported
+            and not _Variables.read
+            and len(os.listdir("/proc/self/task")) == 1
+            and os.listdir("/proc/self/fd") == self._descriptors
+            and not listed_children(os.getpid())
+            and not any(name in sys.modules for name in _OPEN_A_DEVICE)
+            and not _has_generators()
+        )
+
+    def files(self) -> list[str]:
+        """The files of the modules that were imported, except those of installed packages."""
+        files = (getattr(module, "__file__", None) for module in [*sys.modules.values()][self._before :])
+        return [file for file in files if isinstance(file, str) and not file.startswith(_INSTALLED)]
 
 
-def _read(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a library may read, without EnvHub's own, which differ between workers."""
-    items = variables.items()
-    return {name: value for name, value in items if name != READ_BY_THE_LOADER and not name.startswith("ENVHUB_")}
+class _Variables(os._Environ):  # type: ignore[type-arg]  # Python 3.8
+    """The variables of the environment, while envs' code is imported."""
+
+    own: Collection[str] = ()  # those that differ between workers
+    read = False  # whether one of these was read
+
+    def __getitem__(self, name: Any) -> Any:
+        type(self).read |= name in self.own
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        # Who looks at all of them, as tqdm for those with its prefix, asks for none.
+        read, items = self.read, dict(super().items()).items()
+        type(self).read = read
+        return items
+
+
+def _has_generators() -> bool:
+    """True if there are random generators of imported modules of which it is not known whether a seed was chosen."""
+    reseeded = [getattr(sys.modules.get(module), name, None) for module, name in GENERATORS]
+    kinds = np.random.Generator, np.random.RandomState, random.Random
+    # Those that the zygote had are frozen, and not among these objects.
+    made = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    # The system's entropy has 128 bits.
+    _UNSEEDED[:] = [each for each in made if _entropy(each) >= 1 << 64 or _system_seeded.get(id(each))]
+    seeded = {*map(id, reseeded), *_system_seeded}
+    return any(not (_entropy(each) or isinstance(each, random.SystemRandom) or id(each) in seeded) for each in made)
+
+
+_seed = random.Random.seed
+# Python's generators that were seeded while an ``ImportWatch`` watched, by id: True without a chosen seed.
+_system_seeded: dict[int, bool] = {}
+
+
+def _seed_and_remember(generator: random.Random, number: Any = None, version: int = 2) -> None:
+    _seed(generator, number, version)
+    _system_seeded[id(generator)] = number is None
+
+
+def _entropy(generator: Any) -> int:
+    """The number from which a generator of NumPy was made, as those of Gymnasium's spaces; 0 if that is not known."""
+    entropy = getattr(getattr(getattr(generator, "bit_generator", None), "seed_seq", None), "entropy", None)
+    return entropy + 1 if isinstance(entropy, int) else 0
 
 
 class SharedState:
@@ -129,7 +183,7 @@ FIT = frozenset(
     [
         *("gymnasium", "gym", "ale_py", "stable_baselines3", "supersuit"),
         *("minigrid", "gymnasium_robotics", "mo_gymnasium", "highway_env", "procgen", "crafter"),
-        *("nle", "minihack", "bsuite", "dm_control", "envhub_server"),
+        *("nle", "minihack", "bsuite", "dm_control", "envhub", "envhub_server"),
     ]
 )
 # Packages of parts of these envs.

@@ -5,22 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import time
 from functools import partial
+from time import monotonic_ns
 from types import MappingProxyType
 from typing import Any, Callable, Mapping, Sequence
 
+from envhub.arena.layout import ENV_STEPS_TIMED
 from envhub.arena.memory import (
+    CALL_ONE,
+    CALLS,
     DRIVER_CLIENT,
     DRIVER_HUB,
     FRESH,
     ONGOING,
+    OP_CALL,
+    OP_OUT_OF_BAND,
     OP_PART,
+    OP_RESET,
     OP_STEP,
     REPORT_PENDING,
     STATUS_RAISED,
-    TURN_ONE,
     Arena,
+    StepTimes,
 )
 from envhub.arena.spin import HAS_FENCE, RING, Spinner, fence
 from envhub.protocol import messages
@@ -29,11 +37,13 @@ from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, moved_up
 from envhub_server.ipc.control import ArenaDescriptors
 from envhub_server.worker.builder import Rebuilder
+from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import HostedEnvs, PendingFailure, WorkerContext
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.row import DISABLED
-from envhub_server.worker.row_places import NotFinite, as_slice
+from envhub_server.worker.row_memory import NotFinite, as_slice
 from envhub_server.worker.shared_process import SharedState, reseed
+from envhub_server.worker.snapshot_row import SnapshotRow
 
 
 def new_poller() -> select.epoll:
@@ -55,6 +65,15 @@ class Bells:
         self.serving = False  # whether the rows in the arena are this worker's; only then the bells are watched
         self.spinner = Spinner(0, time.perf_counter_ns)  # spins before the worker parks; never before the worker serves
         self._of_drivers: dict[int, int] = {}
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return *self.waking, *self._of_drivers.values()
+
+    def renew(self, poller: select.epoll) -> None:
+        """Have none of the bells any more, in a copy of the process, which has this poller."""
+        self.close()
+        self.__init__(poller)  # type: ignore[misc]
 
     def attach(self, descriptors: ArenaDescriptors) -> None:
         self.hub_bell = descriptors.hub_bell
@@ -86,16 +105,16 @@ class Bells:
             pass  # its owner has not read it
 
     def close(self) -> None:
-        for bell in (*self.waking, *self._of_drivers.values()):
+        for bell in self.descriptors:
             os.close(bell)
 
 
-class Departure:
+class Handover:
     """Decides when a worker leaves its rows."""
 
     def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
         self._channel, self._envs, self._bells = channel, envs, bells
-        # Whether a step may be the last before something is due: ``note_step`` has to follow each one.
+        # Whether a step may be the last before something is due: ``on_step`` has to follow each one.
         self.awaited = False
         self.left: list[RowGroup] = []  # the groups that another worker serves now
         self._episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
@@ -114,9 +133,12 @@ class Departure:
     def leave(self, leave: control.Leave) -> None:
         self._leaving, self._cutting = True, leave.cut
         self._await()
-        self.leave_between_episodes()
+        if leave.restored:
+            self._go()
+        else:
+            self.leave_between_episodes()
 
-    def note_step(self, groups: Sequence[RowGroup]) -> None:
+    def on_step(self, groups: Sequence[RowGroup]) -> None:
         """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
         if self._episodes_left:
             ended = self._arena.terminations | self._arena.truncations
@@ -140,28 +162,46 @@ class Departure:
                 ongoing = [*indices]
             for index in indices:
                 needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
-            self._bells.unwatch()
-            self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
-            self._await()
-            self._channel.send(control.Left())
+            self._go()
+
+    def _go(self) -> None:
+        self._bells.unwatch()
+        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
+        self._await()
+        self._channel.send(control.HandedOver())
 
 
 LOOK_FIRST = 8  # the number of batches before the first look for shared state that envs have changed
 NONE_OUT_OF_BAND: Mapping[int, bytes] = MappingProxyType({})
+SLOW_TOLD_NS = 100_000_000  # between two messages
 
 
 class Stepper:
     """Serves the rows of one worker."""
 
-    def __init__(self, context: WorkerContext, bells: Bells, rebuilder: Rebuilder, departure: Departure) -> None:
+    def __init__(
+        self, context: WorkerContext, bells: Bells, rebuilder: Rebuilder, handover: Handover, calls: EnvCalls
+    ) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
-        self._bells, self._rebuilder, self._departure = bells, rebuilder, departure
+        self._bells, self._rebuilder, self._handover, self._calls = bells, rebuilder, handover, calls
+        # By its op, what carries out a request whose arguments are the arena's message.
+        self._verbs = {OP_OUT_OF_BAND: self._step_out_of_band, OP_RESET: self._reset}
+        self._verbs.update(dict.fromkeys(CALLS, self._call))
+        self._last: tuple[Any, bytes] = (None, b"")  # the last message, of which ``_message`` was made
+        self._message: Any = None
+        self._incomplete = b""  # words of a request whose last ones the driver has not stored yet
         self._reseeded = False
+        self._is_copy = False  # of a process that has served these rows; until this one serves them
         self._batches, self._look_at = 0, LOOK_FIRST
         self._shared: SharedState | None = None  # None once the hub knows of a change
+        self._run_group: Callable[..., None] = self._finish_timed  # in the next step
+        self._env_took_ns: dict[int, int] = {}  # by index of its group, if each is timed; empty between two requests
+        self._tell_slow_at_ns = 0
 
-    def attach(self, arena: Arena, spin_us: int) -> None:
+    def attach(self, arena: Arena, spin_us: int, slow_ms: int) -> None:
         self._arena, self._spin_us = arena, spin_us
+        self._slow_ns = slow_ms * 1_000_000 or sys.maxsize
+        self._times = StepTimes(arena.worker_ns[self._envs.groups[0].index].data)
         self._request: Any = arena.request.data
         self._done: Any = arena.done.data
         self._op = arena.op.data
@@ -169,18 +209,25 @@ class Stepper:
         mine = as_slice(self._envs.indices)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
 
+    def renew(self) -> None:
+        """Go on in a copy of the process, whose generators are as they are."""
+        self._incomplete, self._is_copy, self._batches = b"", True, 0
+
     def serve(self, serve: control.Serve) -> None:
         failure = None if serve.failure is None else PendingFailure(serve.failure)
         seeds, objects = dict(zip(self._envs.indices, serve.seeds)), dict(zip(self._envs.indices, serve.objects))
         for group in self._envs.groups:
-            group.take_place(seeds, failure, serve.info, objects)
-        self._reseed(seeds)
+            group.take_over(seeds, failure, serve.info, objects)
+        if not self._is_copy:
+            self._reseed(seeds)
+        self._is_copy = False
         self._progress.resume()
+        self._progress.rest()
         self._bells.watch(self._spin_us)
         if len(self._envs.groups) > 1:
             self._shared = SharedState()
         self.serve_rows()  # rows may have been posted, and rung for, before
-        self._departure.leave_between_episodes()
+        self._handover.leave_between_episodes()
 
     def _reseed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed generators that no env has seeded, by an env's first seed, where those of its program are not known."""
@@ -193,30 +240,144 @@ class Stepper:
             self._shared = SharedState()
 
     def has_work(self) -> bool:
-        return bool(self._my_request != self._my_done and self._posted())
+        if self._my_request == self._my_done:
+            return False
+        return bool(self._posted()) or self._incomplete != self._my_request.tobytes()
 
-    def _posted(self) -> list[RowGroup]:
+    def _posted(self, ops: tuple[int, ...] = (OP_STEP, OP_PART)) -> list[RowGroup]:
         request, done, op = self._request, self._done, self._op
         groups = []
         for group in self._envs.groups:  # a comprehension would be one more call
             index = group.index
-            if request[index] != done[index] and op[index] in (OP_STEP, OP_PART) and group.posted:
+            if request[index] != done[index] and op[index] in ops and group.posted:
                 groups.append(group)
         return groups
 
     def serve_rows(self) -> None:
         if posted := self._posted():
             self._step(posted)
+        elif self._my_request != self._my_done and self._incomplete != (words := self._my_request.tobytes()):
+            pending = [row for row in self._envs.indices if self._request[row] != self._done[row]]
+            if not (pending and self._carry_out(pending)):
+                self._incomplete = words  # read before the rows were: words that have come since then are looked at
 
-    def step_out_of_band(self, step: control.StepRows) -> None:
-        out_of_band = dict(messages.unpack_rows(step.out_of_band, self._arena.layout.rows))
+    # --- requests with a message --------------------------------------------------------------------------------------
+
+    def _carry_out(self, rows: list[int]) -> bool:
+        """Carry out the request for which these rows are posted; False while the driver has not posted all of them."""
+        carry_out = self._verbs.get(self._op[rows[0]])
+        return carry_out is not None and carry_out(rows)
+
+    def _read(self, kind: Any) -> Any:
+        """The message, of this kind; raises ``DecodeError``."""
+        # Programs repeat their requests, and a comparison takes less time than to decode the same again.
+        if (last := (kind, self._arena.message())) != self._last:
+            self._last, self._message = (kind, b""), messages.unpack(*last)
+            self._last = last
+        return self._message
+
+    def _fail_rows(self, rows: Sequence[int], error: BaseException) -> bool:
+        for row in rows:
+            self._reports.send(error, row, "env_raised", self._request[row], is_call=True)
+            self._status[row], self._done[row] = STATUS_RAISED, self._request[row]
+        self._ring_at_end()
+        return True
+
+    def _step_out_of_band(self, rows: list[int]) -> bool:
+        if not (groups := self._posted((OP_OUT_OF_BAND,))):
+            return False
+        try:
+            out_of_band = dict(messages.unpack_rows(self._arena.message(), self._arena.layout.rows))
+        except codec.DecodeError as error:  # only a client can have written it
+            return self._fail_rows(rows, error)
 
         def run(group: RowGroup) -> None:
             group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
 
-        # The hub completed the other rows before this worker served.
-        pending = [group for group in self._envs.groups if self._request[group.index] != self._done[group.index]]
-        self._step(pending, run, out_of_band)
+        # The hub may have completed other rows before this worker served.
+        self._step(groups, run, out_of_band)
+        return True
+
+    def _call(self, rows: list[int]) -> bool:
+        is_call, began_ns = self._op[rows[0]] == OP_CALL, monotonic_ns()
+        try:
+            message = self._read(messages.Call if is_call else messages.SetAttr)
+        except codec.DecodeError as error:
+            return self._fail_rows(rows, error)
+        if rows != [row for row in self._envs.indices if not message.rows or row in message.rows]:
+            return False
+        if is_call:
+            self._calls.call(message, rows)
+        else:
+            self._calls.set_attribute(message, rows)
+        self._ring_at_end()
+        self._progress.rest()
+        self._tell_slow(f"{'call' if is_call else 'set'} {message.name}", rows, monotonic_ns() - began_ns)
+        return True
+
+    def _reset(self, rows: list[int]) -> bool:
+        if rows != self._envs.indices:
+            return False
+        try:
+            reset = self._read(messages.Reset)
+        except codec.DecodeError as error:
+            return self._fail_rows(rows, error)
+        begun, request, began_ns = self._arena.begun.data, self._request, monotonic_ns()
+        for row in rows:
+            begun[row] = request[row]
+        given, each = dict(enumerate(reset.seeds)), dict(enumerate(reset.options_each))
+        mask = dict(enumerate(reset.mask))
+        seeds = {row: given.get(row) for row in rows if mask.get(row, not mask)}
+        for row, seed in seeds.items():
+            if seed is not None:
+                self._arena.keep_seed(row, seed)
+        self._reseed(seeds)
+
+        def options_of(row: int) -> Any:
+            # Decoded for each env, because it may keep or change its options.
+            options = each.get(row, reset.options)
+            return codec.decode(options, self._envs.allow_pickle) if options else None
+
+        for group in self._envs.groups:
+            if reset.snapshot and isinstance(group, SnapshotRow):
+                self._finish_timed(group, partial(group.restore_by, reset.snapshot, seeds))
+            else:
+                self._finish_timed(group, partial(group.reset_by, seeds, options_of))
+        self._ring_at_end()
+        self._progress.rest()
+        self._tell_slow("reset", rows, monotonic_ns() - began_ns)
+        return True
+
+    # --- times --------------------------------------------------------------------------------------------------------
+
+    def _finish_timed(self, group: RowGroup, run: Callable[[], None], is_step: bool = False) -> None:
+        began_ns = self._progress.since[self._progress.at] = monotonic_ns()
+        self._finish(group, run, is_step)
+        self._env_took_ns[group.index] = monotonic_ns() - began_ns
+
+    def _keep_times(self, groups: Sequence[RowGroup], took_ns: int) -> None:
+        """Keep the times of a step whose envs were timed, tell of a slow one, and have the next one's timed if due."""
+        times, each = self._times, self._env_took_ns
+        for row, env_ns in each.items():
+            self._arena.env_ns[row, times.kept % ENV_STEPS_TIMED] = env_ns
+        if each:
+            times.keep(self._batches - 1, took_ns)
+        self._tell_slow("step", [row for group in groups for row in group.indices], took_ns)
+        # After a slow one, which may be due to one env.
+        is_due = self._batches >= times.next_step or took_ns >= self._slow_ns
+        self._run_group = self._finish_timed if is_due else self._finish
+
+    def _tell_slow(self, verb: str, rows: Sequence[int], took_ns: int) -> None:
+        """Tell the hub if this was slow, and which envs were, if each was timed."""
+        now_ns, each = monotonic_ns(), self._env_took_ns
+        if took_ns >= self._slow_ns and now_ns >= self._tell_slow_at_ns:
+            self._tell_slow_at_ns = now_ns + SLOW_TOLD_NS
+            slowest = {index for index, env_ns in each.items() if 2 * env_ns >= max(each.values())}
+            timed = [row for group in self._envs.groups if group.index in slowest for row in group.indices]
+            self._channel.send(control.Slow(verb, timed or [*rows], took_ns))
+        each.clear()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def _step(
         self,
@@ -224,18 +385,24 @@ class Stepper:
         run: Callable[[RowGroup], None] | None = None,
         out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
     ) -> None:
-        progress, rung = self._progress, 0
+        progress, rung, run_group = self._progress, 0, self._run_group
+        since, at = progress.since, progress.at
+        since[at] = began_ns = monotonic_ns()
         if self._envs.trace is not None:
             self._envs.trace.step(groups, out_of_band)
         for group in groups:
-            self._finish(group, group.step if run is None else partial(run, group), is_step=True)
+            run_group(group, group.step if run is None else partial(run, group), is_step=True)
             if self._op[group.index] == OP_PART:
                 rung += 1
                 self._bells.ring(self._arena.driver)
-        progress.words[progress.at] = progress.turn
+        took_ns = monotonic_ns() - began_ns
+        progress.words[at] = progress.word
         if not rung or rung < len(groups):
             self._ring_at_end()
+        since[at] = 0
         self._batches += 1
+        if self._batches >= self._times.next_step or took_ns >= self._slow_ns:
+            self._keep_times(groups, took_ns)
         if self._batches == self._look_at:  # once, the hub is told of shared state that the envs have changed
             self._look_at *= 4
             if self._shared is not None and (what := self._shared.changed()):
@@ -243,19 +410,19 @@ class Stepper:
                 self._channel.send(control.SharedChanged(what))
         if self._rebuilder.pending:
             self._rebuilder.rebuild()
-        if self._departure.awaited:
-            self._departure.note_step(groups)
+        if self._handover.awaited:
+            self._handover.on_step(groups)
 
     def _finish(self, group: RowGroup, run: Callable[[], None], is_step: bool = False) -> None:
         """Run a group's step or reset, which stores its status; store ``done`` last."""
         progress = self._progress
-        progress.turn += TURN_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
-        progress.words[progress.at] = progress.turn | group.turn
+        progress.word += CALL_ONE  # ``ProgressWord.begin`` written out: this runs for every row, and a call costs more
+        progress.words[progress.at] = progress.word | group.bits
         try:
             run()
         except BaseException as error:
             self._fail(group, error, is_step)
-        self._done[group.place] = self._request[group.place]
+        self._done[group.arena_index] = self._request[group.arena_index]
 
     def _fail(self, group: RowGroup, error: BaseException, is_step: bool) -> None:
         build = self._envs.build
@@ -276,20 +443,6 @@ class Stepper:
             if self._request != self._done:
                 return
         self._bells.ring(self._arena.driver)
-
-    def reset(self, reset: control.ResetRows) -> None:
-        seeds = dict(zip(reset.rows, reset.seeds))
-        each = dict(zip(reset.rows, reset.options_each))
-        self._reseed(seeds)
-
-        def options_of(row: int) -> Any:
-            # Decoded for each env, because it may keep or change its options.
-            options = each.get(row, reset.options)
-            return codec.decode(options, self._envs.allow_pickle) if options else None
-
-        for group in self._envs.groups:
-            self._finish(group, partial(group.reset_by, seeds, options_of))
-        self._ring_at_end()
 
     def report_closing(self, error: BaseException, group: RowGroup) -> None:
         number = self._request[group.index] if hasattr(self, "_arena") else 0

@@ -8,13 +8,34 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from envhub.arena.memory import Arena
+from envhub.protocol.messages import Call
 from envhub.values import actions, codec
 from envhub.values.leaf import Leaf
-from envhub_server.ipc.control import SetAttrRows
-from envhub_server.ipc.replay_file import ACTION, CALL, CODES, LENGTH, NOTHING, RESET, SET, Trace, TraceLayout, is_plain
+from envhub_server.ipc.replay_file import (
+    ACTION,
+    CALL,
+    CODES,
+    LENGTH,
+    NOTHING,
+    RESET,
+    RESTORED,
+    SET,
+    Trace,
+    TraceLayout,
+    is_plain,
+)
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.row_places import as_slice
+from envhub_server.worker.row_memory import as_slice
 
+
+def values_by_row(message: Any, num_envs: int) -> dict[int, bytes]:
+    """The encoded value that each row of a ``SetAttr`` or a ``SetAttrRows`` gets."""
+    rows, values = message.rows or range(num_envs), message.values
+    return dict(zip(rows, values * len(rows) if len(values) == 1 else values))
+
+
+FIXED_LIST = 0x90  # the first byte of a list of up to 15 items, less their number
+ENCODED_MAX = 64
 UNSEEDED_BATCHES = 1000  # a trace goes on over resets without a seed: to encode a generator takes as long as ten steps
 
 
@@ -26,9 +47,10 @@ class TraceWriter(Trace):
         self._groups, self._is_batch, self._batches = groups, layout.groups < layout.rows, layout.batches
         self._numbers = {index: number for number, group in enumerate(groups) for index in group.indices}
         self._positions = {index: position for position, index in enumerate(self._numbers)}
-        self._kept: list[dict[tuple[Any, ...], bytes]] = [{} for _ in groups]  # notes that outlive a reset
+        self._kept: list[dict[tuple[Any, ...], bytes]] = [{} for _ in groups]  # entries that outlive a reset
         self._new = {*range(len(groups))}  # whose env was not reset yet
         self._unseeded_batches = min(UNSEEDED_BATCHES, self._batches // 2)
+        self._encoded: dict[tuple[Any, ...], tuple[Any, bytes]] = {}  # the last entries of a kind and a name
         self._copies: list[tuple[Any, Any, int, int]] = []
         self._mine = as_slice([*self._numbers])
         self._arena, self._needs_reset = arena, arena.needs_reset.data
@@ -38,24 +60,24 @@ class TraceWriter(Trace):
 
     def step(self, groups: Sequence[Any], out_of_band: Mapping[int, bytes]) -> None:
         index, batch = groups[0].index, self.words[0]
-        place = batch % self._batches
+        at = batch % self._batches
         for row, blob in out_of_band.items():
             if row in self._numbers:
-                self._note(self._numbers[row], ACTION, row, blob if is_plain(blob) else None)
+                self._append_entry(self._numbers[row], ACTION, row, blob if is_plain(blob) else None)
         for words, code in zip(self._code_words, self._codes):
             if words[index] != code:
                 self._copy_by([words[index] for words in self._code_words])
                 break
         for target, source, width, nbytes in self._copies:
             if width:
-                target[place * width : place * width + nbytes] = source
+                target[at * width : at * width + nbytes] = source
             else:
-                target[place] = source
+                target[at] = source
         if len(groups) < len(self._groups):
-            self._asked[place] = NOTHING
+            self._asked[at] = NOTHING
             for group in groups:
                 for each in group.indices:
-                    self._asked[place, self._positions[each]] = self._needs_reset[each]
+                    self._asked[at, self._positions[each]] = self._needs_reset[each]
         self.words[0] = batch + 1
 
     def _copy_by(self, codes: list[int]) -> None:
@@ -66,7 +88,7 @@ class TraceWriter(Trace):
             if 0 < nbytes <= ring.shape[2]:
                 self._copies.append(self._copy(ring, buffer[: arena.layout.rows * nbytes], nbytes))
         for number, kept in enumerate(self._kept):
-            kept[(CODES,)] = self._note(number, CODES, codes)
+            kept[(CODES,)] = self._append_entry(number, CODES, codes)
 
     def _copy(self, ring: np.ndarray, column: np.ndarray, nbytes: int) -> tuple[Any, Any, int, int]:
         """The target, the source, and of one row its width: as bytes, for NumPy takes several times as long for it."""
@@ -86,11 +108,15 @@ class TraceWriter(Trace):
             self._new.discard(number)
             generator = b"" if seeded or self._is_batch else _generator(group.env)
         named = {row: None if seed is None else int(seed) for row, seed in seeds.items()}
-        self._note(number, RESET, named, b"" if options is None else _encoded(options), generator)
+        self._append_entry(number, RESET, named, b"" if options is None else _encoded(options), generator)
 
     def autoreset(self, group: Any) -> None:
         if self._is_long(self._numbers[group.index]):
             self.reset(group, {group.index: None})
+
+    def restored(self, group: Any, snapshot: str) -> None:
+        """Note that a row goes on from a snapshot: what it was asked before that is not here."""
+        self._append_entry(self._numbers[group.index], RESTORED, snapshot)
 
     def made(self, group: Any) -> None:
         number = self._numbers[group.index]
@@ -99,15 +125,15 @@ class TraceWriter(Trace):
         self._begin(number)
 
     def called(self, group: Any, rows: Sequence[int], call: Any) -> None:
-        """Note a ``CallRows`` or ``SetAttrRows`` of these rows; a reset does not undo it, so that the last is kept."""
-        is_set, number = isinstance(call, SetAttrRows), self._numbers[group.index]
-        each = dict(zip(call.rows, call.each)) if is_set else {}
-        blobs = [each.get(row, call.value) for row in rows] if is_set else [call.args]
+        """Note a call of these rows, or an attribute that is set; the last is kept, since a reset does not undo it."""
+        is_set, number = not isinstance(call, Call), self._numbers[group.index]
+        each = values_by_row(call, self._arena.layout.rows) if is_set else {}
+        blobs = [each.get(row, b"") for row in rows] if is_set else [call.args]
         values = blobs if all(map(is_plain, blobs)) else None
-        record = self._note(number, SET if is_set else CALL, rows, call.name, values)
+        record = self._append_entry(number, SET if is_set else CALL, rows, call.name, values)
         key = call.name, is_set, *rows
         self._kept[number].pop(key, None)
-        if len(record) <= self.layout.notes_bytes // 16:
+        if len(record) <= self.layout.entries_bytes // 16:
             self._kept[number][key] = record
 
     def taken_of(self, index: int | None) -> bytes:
@@ -127,17 +153,24 @@ class TraceWriter(Trace):
         for record in self._kept[number].values():
             self._append(number, record)
 
-    def _note(self, number: int, kind: str, *fields: Any) -> bytes:
-        blob = codec.encode([self.words[0], kind, *fields])
+    def _append_entry(self, number: int, kind: str, *fields: Any) -> bytes:
+        key = number, kind, fields[1] if kind in (CALL, SET) else None
+        before, tail = self._encoded.get(key, (None, b""))
+        if before != fields:  # programs repeat their calls and resets
+            tail = codec.encode([kind, *fields])[1:]
+            if len(self._encoded) >= ENCODED_MAX:
+                self._encoded.clear()
+            self._encoded[key] = fields, tail
+        blob = bytes([FIXED_LIST + 2 + len(fields)]) + codec.encode(self.words[0]) + tail
         record = LENGTH.pack(len(blob)) + blob
         self._append(number, record)
         return record
 
     def _append(self, number: int, record: bytes) -> None:
-        at, notes = self.words[2 + 2 * number], self.notes[number]
+        at, entries = self.words[2 + 2 * number], self.entries[number]
         end = at + len(record)
-        if end <= len(notes):
-            notes[at:end] = record
+        if end <= len(entries):
+            entries[at:end] = record
         self.words[2 + 2 * number] = end  # beyond the room, ``taken`` says so
 
 

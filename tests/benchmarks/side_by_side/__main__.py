@@ -1,6 +1,6 @@
 """Times every way to step the same envs: EnvHub's, Gymnasium's, those of the packages that are installed, and pyzmq.
 
-The packages are SB3, tianshou and EnvPool. The table in README.md is of this run:
+The packages are SB3, tianshou, EnvPool and RLMesh. The table in README.md is of this run:
 
 cd tests/benchmarks
 python -m side_by_side CartPole-v1 images ALE/Pong-v5 HalfCheetah-v5 busy --seconds 0.3 --repeats 5
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,17 @@ from typing import Any
 import numpy as np
 from envhub_client.tools import bench
 from envhub_client.tools.bench import ServedHub, served_hub
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from rich.console import Console
 
-from side_by_side.echo import yardsticks
+from side_by_side.echo import yardstick
+from side_by_side.rlmesh_peer import RemoteEnvs, lanes
 from side_by_side.workloads import OWN, entry
 
 SB3, TIANSHOU, ENVPOOL = "SB3 Subproc", "tianshou Shmem", "EnvPool (C++)"
-MODULES = {SB3: "stable_baselines3", TIANSHOU: "tianshou", ENVPOOL: "envpool"}
+RLMESH = {"RLMesh": SyncVectorEnv, "RLMesh, Async": AsyncVectorEnv, "RLMesh, lanes": lanes}  # in its server
+MODULES = {SB3: "stable_baselines3", TIANSHOU: "tianshou", ENVPOOL: "envpool", **dict.fromkeys(RLMESH, "rlmesh")}
 
 
 def main(arguments: list[str] | None = None, console: Console | None = None) -> None:
@@ -36,7 +40,7 @@ def main(arguments: list[str] | None = None, console: Console | None = None) -> 
         for env, num_envs in itertools.product(asked.envs, map(int, asked.n.split(","))):
             make = bench.factory(entry(env))
             ways = all_ways(env, make, num_envs, hub)
-            results = bench.timed(ways, asked.seconds, asked.repeats, bench.alone_us(make))
+            results = bench.timed(ways, asked.seconds, asked.repeats, bench.one_env_us(make))
             title = f"{env}, {num_envs} envs, {asked.repeats} interleaved repeats of {asked.seconds:g} s"
             console.print(bench.table(title, results))
     console.print(machine, markup=False, soft_wrap=True)
@@ -56,7 +60,7 @@ def all_ways(env: str, make: bench.Factory, num_envs: int, hub: ServedHub) -> be
     others = {name: rival for name, rival in rivals(env, make, num_envs).items() if find_spec(MODULES[name])}
     # AsyncVectorEnv and those rivals fork, and so come before all that start threads.
     forking = {bench.ASYNC: ours.pop(bench.ASYNC)} if bench.ASYNC in ours else {}
-    return {**forking, **others, **ours, **yardsticks(make, num_envs)}
+    return {**forking, **others, **ours, **yardstick(make, num_envs)}
 
 
 def rivals(env: str, make: bench.Factory, num_envs: int) -> bench.Ways:
@@ -89,7 +93,9 @@ def rivals(env: str, make: bench.Factory, num_envs: int) -> bench.Ways:
         parts = {"num_envs": num_envs, "num_workers": processes, "action_space": batch}
         return SimpleNamespace(**parts, reset=reset, step=step, close=envs.close)
 
-    made = {SB3: sb3, TIANSHOU: tianshou}
+    made: dict[str, Any] = {SB3: sb3, TIANSHOU: tianshou}
+    for way, vector in RLMESH.items():
+        made[way] = partial(RemoteEnvs, make, num_envs, vector)
     if num_envs > bench.PROCESSES_MAX:
         made = {}
     if find_spec("envpool") and env in importlib.import_module("envpool").list_all_envs():

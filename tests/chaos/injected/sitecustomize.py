@@ -24,10 +24,7 @@ VARIABLE = "ENVHUB_CRASH_AT"
 
 # Before and after each call of these is a point: a message sent or received, an outcome or a word stored, a bell rung,
 # a request taken, a reply sent, an event handled, a worker told.
-_CHANNEL = (
-    "envhub_server.ipc.channel:Channel.send",
-    "envhub_server.ipc.channel:Channel.receive",
-)
+_CHANNEL = ("envhub_server.ipc.channel:Channel.send", "envhub_server.ipc.channel:Channel.receive")
 POINTS = {
     "worker": (
         *_CHANNEL,
@@ -36,7 +33,7 @@ POINTS = {
         "envhub_server.worker.stepper:Stepper._finish",
         "envhub_server.worker.stepper:Bells.ring",
     ),
-    "zygote": (*_CHANNEL, "envhub_server.worker.zygote:Zygote._fork_workers"),
+    "zygote": (*_CHANNEL, "envhub_server.worker.zygote:Zygote._fork"),
     "hub": (
         *_CHANNEL,
         "envhub.transport.sockets:receive",
@@ -46,7 +43,7 @@ POINTS = {
         "envhub_server.hub.runtime:SessionRuntime.tell",
         "envhub_server.hub.runtime:SessionRuntime.give_arena",
         "envhub_server.hub.resources:SessionResources.ring",
-        "envhub_server.memory.stand_ins:StandIns.take",
+        "envhub_server.memory.lost_rows:LostWorkerRows.take",
     ),
 }
 
@@ -77,7 +74,7 @@ class Wrapping(importlib.abc.MetaPathFinder):
 def role() -> str:
     """What this process is to its hub, by the name that it has given itself."""
     name = Path("/proc/self/comm").read_text().strip()
-    return {"envhub-zygote": "zygote", "envhub-worker": "worker"}.get(name, "hub")
+    return {"envhub-zygote": "zygote", "envhub-imports": "imports", "envhub-worker": "worker"}.get(name, "hub")
 
 
 class Countdown:

@@ -37,11 +37,11 @@ def main() -> int:
     client.add_argument("command", help='runs the client, such as "node client.js"')
     asked = parser.parse_args()
     if asked.subject == "hub":
-        return shown(hub_checks.examine(asked.address, asked.env))
-    return shown(client_checks.examine(shlex.split(asked.command), asked.case))
+        return brief(hub_checks.examine(asked.address, asked.env))
+    return brief(client_checks.examine(shlex.split(asked.command), asked.case))
 
 
-def shown(verdicts: Iterable[Verdict]) -> int:
+def brief(verdicts: Iterable[Verdict]) -> int:
     """Print the verdicts as they come; returns the exit status."""
     results = set()
     for verdict in verdicts:

@@ -11,7 +11,7 @@ from conformance.kit.scripted_hub import Heard, Record, Script, header
 from conformance.kit.verdict import NotShown
 
 from envhub.protocol import messages
-from envhub.protocol.messages import Failure, Op, Reset
+from envhub.protocol.messages import PART_OPS, Failure, Op, Reset
 from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, PRELUDE, VERSION, Frames, Prelude
 from envhub.values import actions, codec
 
@@ -184,11 +184,17 @@ class _Restart(Script):
 
 
 class _ForeignRow(Script):
-    """Names in a reply to RECEIVE a row that is not there."""
+    """Names in the second reply with rows that were sent one that is not there."""
+
+    _seen = 0
 
     def replies(self, heard: Heard, reply: Frames) -> Sequence[Frames]:
-        if len(reply) == 1 or not self.is_at(heard):  # a failure has one frame
+        if heard.op not in PART_OPS or len(reply) == 1:  # a failure has one frame
             return [reply]
+        self._seen += 1
+        if self._seen != 2:
+            return [reply]
+        self.fault = True
         count = len(reply[1]) // 8
         return [[reply[0], NUM_ENVS.to_bytes(8, "little") * count, *reply[2:]]]
 
@@ -499,9 +505,7 @@ CASES: Mapping[str, Case] = {
         lambda: _Restart(Op.STEP, FAULT_STEP), {"the loss of the hub is an error": _tells(pending=1)}, "resilient"
     ),
     "parts": Case(Script, {"rows are sent and received by parts": _finished}, "parts", "parts"),
-    "foreign_row": Case(
-        lambda: _ForeignRow(Op.RECEIVE, 2), {"a row that was not sent is refused": _tells()}, "parts", "parts"
-    ),
+    "foreign_row": Case(_ForeignRow, {"a row that was not sent is refused": _tells()}, "parts", "parts"),
     "attach": Case(Script, {"a session is taken over": _finished}, "attach", "attach"),
     "refused_attach": Case(
         lambda: _Refuse(_GONE, Op.ATTACH),

@@ -133,7 +133,7 @@ class CountingSession:
                 return Welcome("0", str(VERSION), False, limits), ()
             case Op.LIST:
                 return EnvNames([NAME]), ()
-            case Op.STATS | Op.HEALTH | Op.SESSIONS:
+            case Op.STATS | Op.HEALTH | Op.STATUS:
                 return Table([]), ()
             case Op.MAKE:
                 return self._make(message)
@@ -196,7 +196,7 @@ class CountingSession:
             return Failure("bad_actions", "request", "these rows cannot be sent now")
         self._note(self._envs.actions_fault(send.rows, send.codes, frames))
         self._sent_rows += send.rows
-        return Done(), ()
+        return self._receive(Receive(min(send.min_envs, len(self._sent_rows)))) if send.min_envs else (Done(), ())
 
     def _receive(self, receive: Receive) -> Outcome | Failure:
         """Return the ``min_envs`` rows that were sent first: the others are not done."""
@@ -211,4 +211,4 @@ class CountingSession:
 def made(**fields: Any) -> Made:
     space, action = gym_spaces.Box(0, 1000, (2,), np.float32), gym_spaces.Discrete(1000)
     described = [codec.encode(spaces.describe(each)) for each in (space, action)]
-    return Made(NUM_ENVS, 1, described[:1], described[1], codec.encode({}), **fields)
+    return Made(NUM_ENVS, 1, described[:1], described[1], codec.encode({}), window=4, **fields)

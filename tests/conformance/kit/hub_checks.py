@@ -16,10 +16,22 @@ from gymnasium.vector.utils import batch_space
 import envhub
 from envhub.errors import EnvRaised
 from envhub.protocol import messages
-from envhub.protocol.messages import REPLY, Close, HeartbeatReply, Made, Make, Op, Question, Reset, Welcome, pack_rows
+from envhub.protocol.messages import (
+    REPLY,
+    Close,
+    HeartbeatReply,
+    Made,
+    Make,
+    Op,
+    Question,
+    Reset,
+    Send,
+    Welcome,
+    pack_rows,
+)
 from envhub.protocol.prelude import Prelude
 from envhub.values import codec, spaces
-from envhub.values.actions import pack
+from envhub.values.actions import OUT_OF_BAND, pack
 from envhub.values.leaf import OBJECT
 
 NUM_ENVS = 3
@@ -157,6 +169,32 @@ def check_exactly_once(address: str, env: str) -> None:
         refused(session.step(), "session_lost", "a step after CLOSE")
 
 
+def check_window(address: str, env: str) -> None:
+    with Session(address, env) as session:
+        if OUT_OF_BAND in session.codes:
+            raise NotShown("its actions do not go in parts")
+        session.ask(Op.RESET, messages.pack(Reset(seeds=SEEDS)))
+        sent = []
+        for row in range(2):
+            session.seq += 1
+            head = Prelude(Op.SEND, session.peer.hub_id, session.token, session.seq, after=row).pack()
+            parts = [
+                frame[row * len(frame) // NUM_ENVS : (row + 1) * len(frame) // NUM_ENVS] for frame in session.frames
+            ]
+            sent.append([head + messages.pack(Send([row], session.codes, 1)), *parts])
+        session.peer.send(sent[1])  # which is dropped
+        for each in sent:
+            session.peer.send(each)
+        answers = {each.prelude.seq: each for each in (session.peer.receive(), session.peer.receive())}
+        if any(each.failure is not None and each.failure.code == "refused" for each in answers.values()):
+            raise NotShown("it is a vector env, whose rows step together")
+        rows = [row for each in answers.values() for row in np.frombuffer(b"".join(each.frames[:1]), np.int64).tolist()]
+        require(sorted(rows) == [0, 1], f"two SENDs under way brought the rows {rows}")
+        session.peer.send(sent[0])
+        again = session.peer.receive()
+        require(again == answers.get(again.prelude.seq), "a SEND before the last one has another reply if sent again")
+
+
 # --- what vector envs do ----------------------------------------------------------------------------------------------
 
 
@@ -216,7 +254,7 @@ def check_same_step(address: str, env: str) -> None:
         with made(address, env, AutoresetMode.SAME_STEP) as envs:
             done, infos = until_done(envs)
     except ValueError as error:
-        if "cannot be had of it" in str(error):  # a vector env has a mode of its own
+        if "is not possible" in str(error):  # a vector env has a mode of its own
             raise NotShown(str(error)) from error
         raise
     require("_final_obs" in infos and "_final_info" in infos, "there is no final_obs or no final_info")
@@ -249,6 +287,7 @@ RULES: dict[str, Callable[[str, str], None]] = {
     "what cannot be executed is refused by its code": check_refusals,
     "frames are those that the spaces say": check_frames,
     "a request is executed once and answered as often as it is sent": check_exactly_once,
+    "SENDs run together and in their order": check_window,
     "observations are in their spaces": check_spaces,
     "the same seeds and actions give the same observations": check_seeds,
     "resets can be masked": check_masks,

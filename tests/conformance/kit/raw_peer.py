@@ -51,7 +51,7 @@ class RawPeer:
         sockets.choose_family(self._socket, target)
         if target.keys is not None:
             sockets.present_keys(self._socket, target.keys)
-        self._socket.connect(target.text if self._local is None else f"ipc://{self._local.place()}")
+        self._socket.connect(target.text if self._local is None else f"ipc://{self._local.path()}")
         self.hub_id = 0
         try:
             self.hub_id = self.ask(Op.HELLO, messages.pack(Hello())).prelude.hub_id

@@ -296,7 +296,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
             self._protocol.forget(self.former_token)
         self._send_outgoing()
         if self._script.stops(heard):
-            self._protocol.draining = True
+            self._protocol.draining, self._protocol.stopping = SHUTTING_DOWN, True
             self._protocol.goodbye(request.token, SHUTTING_DOWN)
             self._protocol.forget(request.token)
             self._send_outgoing()

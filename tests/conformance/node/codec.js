@@ -1,7 +1,7 @@
 // Values and headers of the EnvHub protocol: msgpack with the extensions of the section "Values".
 //
-// Written by hand because the usual packages do not read maps with bin keys (the form of NumPy arrays), do not
-// tell integers from floats, and do not bound what a message may announce.
+// Written by hand because the usual packages do not tell integers from floats, and do not bound what a message may
+// announce.
 
 /** What a peer sent breaks the protocol, or a value cannot be carried. */
 export class CodecError extends Error {}
@@ -212,12 +212,14 @@ function writeText(text, parts) {
   parts.push(sized(bytes.length, 0xa0, 31, 0xd9, 0xda), bytes);
 }
 
-function writeArray(fields, parts) {
-  parts.push(head(0x80 | fields.length, 0));
-  for (const [key, value] of fields) {
-    writeBytes(Buffer.from(key), parts);
-    write(value, parts, 0);
+function writeArray(name, dtype, shape, bytes, parts) {
+  const fields = [Buffer.of(0x84)];
+  for (const [key, value] of [['nd', true], ['type', dtype], ['kind', Buffer.alloc(0)], ['shape', shape]]) {
+    writeBytes(Buffer.from(key), fields);
+    write(value, fields, 0);
   }
+  const head = Buffer.concat(fields);
+  writeExtension(name, Buffer.concat([Buffer.of(head.length), head, bytes]), parts);
 }
 
 function write(value, parts, around) {
@@ -246,12 +248,10 @@ function write(value, parts, around) {
   else if (value instanceof Map) packed('MAPPING', [...value].flat(1));
   else if (value instanceof Complex) {
     writeExtension('COMPLEX', Buffer.from(Float64Array.of(value.real, value.imaginary).buffer), parts);
-  } else if (value instanceof NDArray) {
-    const { dtype, shape, bytes } = value;
-    writeArray([['nd', true], ['type', dtype], ['kind', Buffer.alloc(0)], ['shape', shape], ['data', bytes]], parts);
-  } else if (value instanceof NDScalar) {
-    writeArray([['nd', false], ['type', value.dtype], ['data', value.bytes]], parts);
-  } else if (value instanceof Extension) packed(value.name, value.value);
+  } else if (value instanceof NDArray) writeArray('ARRAY', value.dtype, value.shape, value.bytes, parts);
+  else if (value instanceof NDScalar) writeArray('SCALAR', value.dtype, [], value.bytes, parts);
+  else if (value instanceof Extension && ['ARRAY', 'SCALAR'].includes(value.name)) writeArray(value.name, ...value.value, parts);
+  else if (value instanceof Extension) packed(value.name, value.value);
   else if (typeof value === 'object') {
     const entries = Object.entries(value);
     parts.push(sized(entries.length, 0x80, 15, 0, 0xde));
@@ -362,27 +362,37 @@ class Reader {
   map(length, around) {
     this.count(2 * length);
     const map = Object.create(null);
-    let array = false;
     for (let index = 0; index < length; index++) {
-      let key = this.read(around + 1);
-      if (index === 0) array = key instanceof Uint8Array;
-      if (array && key instanceof Uint8Array) key = key.toString('latin1');
-      else if (array || typeof key !== 'string') throw new CodecError('the key of a map is no text');
+      const key = this.read(around + 1);
+      if (typeof key !== 'string') throw new CodecError('the key of a map is no text');
       map[key] = this.read(around + 1);
     }
-    return array ? this.array(map) : map;
+    return map;
   }
 
-  // The form of msgpack_numpy.
-  array({ nd, type, kind, shape, data, ...others }) {
-    if (this.limits.header) throw new CodecError('an array in a header');
-    if (Object.keys(others).length > 0 || !(data instanceof Uint8Array)) throw new CodecError('a map with bin keys is no array');
-    if (kind !== undefined && !(kind instanceof Uint8Array && kind.length === 0)) throw new CodecError('an array of objects');
-    if (nd === false && shape === undefined) return new NDScalar(type, data);
-    if (nd !== true || shape === undefined) throw new CodecError('a map with bin keys is no array');
-    sizeOf(shape);
-    if (shape.length > 16) throw new CodecError('an array has too many dimensions');
-    return new NDArray(type, shape, data);
+  // The map of msgpack_numpy, whose four keys are bin.
+  description() {
+    const fields = {};
+    if (this.number(1) !== 0x84) throw new CodecError('an array has another head');
+    for (let index = 0; index < 4; index++) {
+      const key = this.read(1);
+      if (!(key instanceof Uint8Array)) throw new CodecError('an array has another head');
+      fields[key.toString('latin1')] = this.read(1);
+    }
+    if (this.at !== this.bytes.length) throw new CodecError('an array has another head');
+    return fields;
+  }
+
+  array(name, data) {
+    const end = 1 + data[0];
+    const { nd, type: dtype, kind, shape } = new Reader(data.subarray(1, end), this.limits).description();
+    if (nd !== true || kind?.length !== 0 || !Array.isArray(shape) || shape.length > 16) {
+      throw new CodecError(`a ${name} has another head`);
+    }
+    if (name === 'SCALAR' && shape.length > 0) throw new CodecError('a SCALAR has dimensions');
+    const bytes = data.subarray(end);
+    if (/[USmM]/.test(dtype)) return new Extension(name, texts(dtype, shape, bytes));
+    return name === 'ARRAY' ? new NDArray(dtype, shape, bytes) : new NDScalar(dtype, bytes);
   }
 
   extension(length, around) {
@@ -418,12 +428,7 @@ class Reader {
         return new Map(Array.from({ length: items.length / 2 }, (_, index) => items.slice(2 * index, 2 * index + 2)));
       }
       case 'GENERATOR': return new Extension(name, generator(list(2)));
-      case 'ARRAY': return new Extension(name, texts(...list(3)));
-      case 'SCALAR': {
-        const [dtype, bytes] = list(2);
-        texts(dtype, [], bytes);
-        return new Extension(name, [dtype, bytes]);
-      }
+      case 'ARRAY': case 'SCALAR': return this.array(name, data);
       case 'REPR': return decodeText(data);
       case 'GRAPH': return new Extension(name, list(3));
       case 'SPEC': case 'SPACE': {
@@ -460,7 +465,7 @@ function generator([name, state]) {
 // Arrays of text, bytes and times stay bytes here. Their form and their code points are checked.
 function texts(dtype, shape, bytes) {
   const match = typeof dtype === 'string' && /^[<>|=]?(?:([US])(\d{1,9})|[mM]8(?:\[\w+\])?)$/.exec(dtype);
-  if (!match || !(bytes instanceof Uint8Array)) throw new CodecError('an ARRAY has another form');
+  if (!match || match[2] === '0') throw new CodecError('an ARRAY has another form');
   const size = match[1] ? Number(match[2]) * (match[1] === 'U' ? 4 : 1) : 8;
   if (sizeOf(shape) * size !== bytes.length) throw new CodecError('an ARRAY has other bytes than items');
   for (let at = 0; match[1] === 'U' && at < bytes.length; at += 4) {

@@ -118,6 +118,22 @@ def test_fleet_grows_and_shrinks(fleet: Fleet) -> None:
         fleet.scale(0)
 
 
+def test_hubs_that_wait_for_cpus_are_told(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(HubUnreachable, match="is placing; `ray status` shows what the nodes have left"):
+        fleet.scale(9, timeout=60)  # on six CPUs
+    (told,) = [each.getMessage() for each in caplog.records if "wait for CPUs" in each.getMessage()]
+    assert re.fullmatch(r"\d hubs of 'sims' wait for CPUs: each wants 1, and the nodes of Ray have \d left.*", told)
+    assert [hub.index for hub in fleet.ls()] == [0, 1]
+
+
+@pytest.mark.parametrize("variables", [{}, {"RAY_AUTH_MODE": "token"}], ids=str)
+def test_program_without_the_token_is_told_what_to_set(cluster: Cluster, variables: dict[str, str]) -> None:
+    environ = {name: value for name, value in os.environ.items() if "RAY_AUTH" not in name}
+    command = [sys.executable, "-m", "envhub", "fleet", "down", "--name", "sims", "--ray", cluster.address]
+    ran = subprocess.run(command, env={**environ, **variables}, capture_output=True, text=True)
+    assert ran.returncode == 1 and "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token" in ran.stderr
+
+
 def test_hub_that_is_killed_serves_again_at_its_address(fleet: Fleet) -> None:
     before = fleet.ls()[0]
     os.kill(before.pid, signal.SIGKILL)

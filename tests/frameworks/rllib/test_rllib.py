@@ -54,13 +54,7 @@ def config(env: Any, env_config: dict[str, Any], mode: str = "vector_entry_point
     )
 
 
-@pytest.mark.parametrize(
-    ("how", "mode", "runners"),
-    [
-        ("id", "sync", 0),
-        ("registered", "vector_entry_point", 2),
-    ],
-)
+@pytest.mark.parametrize(("how", "mode", "runners"), [("id", "sync", 0), ("registered", "vector_entry_point", 2)])
 def test_ppo_trains_in_each_way(how: str, mode: str, runners: int, tcp: str) -> None:
     def kinds(runner: Any) -> tuple[str, str]:  # in here, since Ray's processes cannot import this module
         envs = runner.env.unwrapped

@@ -55,12 +55,7 @@ def test_agents_that_come_and_leave_have_their_own_steps() -> None:
         # The step with which the fourth leaves without an observation is its last one.
         assert lengths(episode) == {"scout": LENGTH, "guard": FALLS, "late": LENGTH - JOINS, "quitter": QUITS}
         ends = {agent: (own.is_terminated, own.is_truncated) for agent, own in episode.agent_episodes.items()}
-        assert ends == {
-            "scout": (False, True),
-            "guard": (True, False),
-            "late": (False, True),
-            "quitter": (True, False),
-        }
+        assert ends == {"scout": (False, True), "guard": (True, False), "late": (False, True), "quitter": (True, False)}
 
 
 def test_rllibs_own_wrapper_is_equal_where_all_agents_are_there_from_the_start() -> None:

@@ -346,10 +346,7 @@ def of_other_shapes(acts: bool = False, count: int = NUM_ENVS) -> list[Callable[
 
 def test_envs_of_other_shapes_and_keys_are_taken_as_by_subproc_vector_env() -> None:
     factories = of_other_shapes()
-    with (
-        contextlib.closing(HubVectorEnv(factories)) as ours,
-        contextlib.closing(SubprocVectorEnv(factories)) as theirs,
-    ):
+    with contextlib.closing(HubVectorEnv(factories)) as ours, contextlib.closing(SubprocVectorEnv(factories)) as theirs:
         for number, (found, wanted) in enumerate(zip(history(ours, 60), history(theirs, 60), strict=True)):
             assert_same(found, wanted, f"record {number}")
         assert ours.get_env_attr("row") == [0, 1, 2, 3]
@@ -362,10 +359,7 @@ def test_actions_of_other_shapes_step_all_envs_together() -> None:
     factories = of_other_shapes(acts=True)
     actions = np.empty(NUM_ENVS, object)
     actions[:] = [np.full(row + 1, 0.5, np.float32) for row in range(NUM_ENVS)]
-    with (
-        contextlib.closing(HubVectorEnv(factories)) as ours,
-        contextlib.closing(DummyVectorEnv(factories)) as theirs,
-    ):
+    with contextlib.closing(HubVectorEnv(factories)) as ours, contextlib.closing(DummyVectorEnv(factories)) as theirs:
         assert ours.action_space == theirs.action_space
         assert_same(ours.reset(seed=2), theirs.reset(seed=2), "reset")
         for step in range(6):

@@ -54,6 +54,8 @@ def survivors(envs, snapshot, rng):
         failed = infos.get("_env_failure", np.zeros(BRANCHES, bool))
         crashed |= failed & ~ended
         ended |= terminations | truncations
+        if ended.all():
+            break
     return BRANCHES - int(crashed.sum())
 
 

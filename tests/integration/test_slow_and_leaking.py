@@ -209,7 +209,7 @@ def test_native_vector_env_is_recycled_as_a_whole_at_last() -> None:
                 break
         assert truncations.all() and {failure.cause for failure in infos["env_failure"]} == {"recycle"}
         assert (np.abs(envs.step(envs.action_space.sample())[0]) <= 0.05).all()  # they begin again
-        assert worker_pids() != before
+        assert wait_until(lambda: worker_pids() != before)
 
 
 class Words(sims.Leaky):

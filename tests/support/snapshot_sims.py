@@ -205,14 +205,15 @@ class Histories:
     def restore(self, snapshot: envhub.Snapshot, rows: Sequence[int], sources: Sequence[int]) -> None:
         observations, infos = self._envs.restore(snapshot, rows, sources)
         for row, source in zip(rows, sources, strict=True):
-            self._of_rows[row], self._shown[row], self._lives[row] = self._taken[snapshot.name][source]
-            assert self._shown_of(row, observations, infos) == self._shown[row], (row, source)
+            self._of_rows[row], before, self._lives[row] = self._taken[snapshot.name][source]
+            self._shown[row] = shown = self._shown_of(row, observations, infos)
+            assert before in (None, shown), (row, source, before, shown)
         self.counts["restored"] += len(rows)
 
     def forget(self, rows: Iterable[int]) -> None:
         """Note that nothing is known of what has happened to the envs in these rows."""
         for row in rows:
-            self._of_rows[row] = hash(("unknown", next(self._unknown)))
+            self._of_rows[row], self._shown[row] = hash(("unknown", next(self._unknown))), None
 
     def _see(self, rows: Iterable[int], happened: Iterable[str], results: Any) -> None:
         observations, *flags, infos = results

@@ -294,12 +294,12 @@ BUDGETS = {
     "client/envhub_client": (1255, 10),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
     "client/envhub_client/connection": (1658, 7),  # waits for the window; snapshots
     "client/envhub_client/envs": (1957, 8),  # a missing result of a call is a breach; snapshots
-    "client/envhub_client/federation": (2267, 10),  # snapshots
+    "client/envhub_client/federation": (2183, 10),  # snapshots
     "client/envhub_client/frameworks": (1380, 8),  # snapshots; 18 say what is left of retired names
     "client/envhub_client/lanes": (1144, 5),  # times steps; posts resets and calls in shared memory, past the hub
     "client/envhub_client/private_hub": (366, 3),
     "client/envhub_client/recording": (1052, 4),  # snapshots
-    "client/envhub_client/session": (1537, 7),  # sessions that a program leaves open at its end; snapshots
+    "client/envhub_client/session": (1522, 7),  # sessions that a program leaves open at its end; snapshots
     "client/envhub_client/tools": (1004, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
     # minari.py says what is left of it; action_chunk.py; diagnosis.py finds trouble; log file; variables of options
     "envhub": (1708, 18),  # snapshots

@@ -24,8 +24,9 @@ from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.part import HubPart, call_of, set_attr_of
-from envhub_client.federation.rebuild import Opener, PartRebuilder
+from envhub_client.federation.rebuild import PartRebuilder
 from envhub_client.federation.snapshots import JointSnapshots
 from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Decode, HubLane
@@ -37,7 +38,7 @@ from envhub_client.session.session import VectorSession, WholeWorkers, detach
 class FederatedSession(VectorSession):
     """A ``VectorSession`` of parts; that class describes its attributes, and methods without a docstring."""
 
-    def __init__(self, class_name: str, opener: Opener, num_envs: int) -> None:
+    def __init__(self, class_name: str, opener: PartsOpener, num_envs: int) -> None:
         """Errors are those of ``Session``, of the first hub in the order of ``hubs``, and of hubs that do not agree."""
         self.in_use = InUse()
         self._opener = self._closable = opener

@@ -20,7 +20,6 @@ from envhub_client.federation.placement import Room, checked_split, divided, pla
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import WholeWorkers
 from gymnasium.spaces import Box, Discrete
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -161,33 +160,6 @@ def test_actions_out_of_band_go_to_the_hubs_of_their_rows(data: st.DataObject, p
     for part, own in zip(parts, out_of_band_of(packed, parts), strict=True):
         found += [(part[row], bytes(blob)) for row, blob in unpack_rows(own, len(part))]
     assert found == [(row, b"action %d" % row) for row in rows]
-
-
-# --- workers of vector envs -------------------------------------------------------------------------------------------
-
-
-def test_share_begins_once_all_envs_of_a_hubs_worker_are_sent() -> None:
-    workers, begun = WholeWorkers([range(0, 4, 2), range(1, 4, 2), range(4, 7)]), list[Any]()
-
-    def begin(env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        begun.append((env_ids.tolist(), arrays[0].tolist()))
-
-    def send(*env_ids: int) -> None:
-        workers.send(np.array(env_ids), b"c", [np.array(env_ids) * 10], begin)
-
-    send(0, 5)
-    assert not begun and workers.held == [0, 5] and workers.missing == [2, 4, 6]
-    with pytest.raises(ValueError, match=r"envs \[5\] are sent already, and wait for envs \[2, 4, 6\]"):
-        send(5)
-    send(2)
-    assert begun == [([0, 2], [0, 20])] and workers.held == [5]
-    send(4, 6, 1, 3)
-    assert begun[1:] == [([1, 3, 4, 5, 6], [10, 30, 40, 50, 60])] and workers.held == []
-    send(0)
-    workers.give_up()
-    assert workers.held == [] == workers.missing
-    send(0)
-    assert workers.held == [0]
 
 
 def test_no_more_processes_host_envs_than_there_are() -> None:

@@ -32,7 +32,7 @@ from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Decode, HubLane
 from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.session import VectorSession, WholeWorkers, detach
+from envhub_client.session.session import VectorSession, detach
 
 
 class FederatedSession(VectorSession):
@@ -52,11 +52,8 @@ class FederatedSession(VectorSession):
             self.lane = self._lane = FederatedLane(parts, has_object_leaves, self.options.copy, recovery)
             self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
             self._snapshots = JointSnapshots(self._lane, self._request)
-            self._whole_workers = WholeWorkers(
-                part.rows[n :: part.maker.sizing.num_workers]
-                for part in parts
-                for n in range(part.maker.sizing.num_workers)
-            )
+            workers = [(part.rows, part.maker.sizing.num_workers) for part in parts]
+            self._worker_rows = [rows[n::count] for rows, count in workers for n in range(count)]
             self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
             self._opener.end_all(terminate=True)
@@ -97,11 +94,11 @@ class FederatedSession(VectorSession):
     def hub_of(self, env: int) -> str | None:
         return next(part.connection.hub for part in self._lane.parts if env in part.rows)
 
-    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
+    def check_free(self, what: str, among_others: bool = False) -> None:
         """Check that ``what`` may be begun, once each hub has its part of a call that was given up."""
         if not self._opener.closed:
             self._request.settle()
-        super().check_free(what, among_others, resets_all)
+        super().check_free(what, among_others)
 
     def call(self, call: Call, decode: Decode) -> dict[int, Any]:
         with self._given_up_at_error():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,7 +35,7 @@ class Rendering:
         self._faults = faults
         self._last: list[Any] = [None] * num_envs  # frames of envs that were rendered
         shape = _BLANK_SHAPES.get(render_mode or "")
-        self._blank: Any = None if shape is None else np.zeros(shape, np.uint8)
+        self._example: Any = None if shape is None else np.zeros(shape, np.uint8)  # the frame seen last
         self._unknown = render_mode not in (None, "human")  # how large frames are
 
     def again(self, call: Call, results: Sequence[Any]) -> Call | None:
@@ -59,20 +58,21 @@ class Rendering:
         if not call.skip_unreset:
             return results
         self._unknown = False
+        frames = [*results]
         for row, frame in zip(rows, results, strict=True):
+            if frame is not NOT_RESET and frame is not None:
+                self._example = frame
             if isinstance(frame, np.ndarray):
                 self._last[row] = frame.copy()  # the caller may draw into the one returned
-        frame = next((frame for frame in results if frame is not NOT_RESET and frame is not None), None)
-        if isinstance(frame, np.ndarray):
-            self._blank = np.zeros_like(frame)
-        elif frame is not None:
-            self._blank = type(frame)() if isinstance(frame, (list, str)) else None
-        both = zip(rows, results, strict=True)
-        return tuple(self._blank_frame(row) if frame is NOT_RESET else frame for row, frame in both)
+        for number, row in enumerate(rows):
+            if results[number] is NOT_RESET:
+                frames[number] = self._blank_frame() if self._last[row] is None else self._last[row].copy()
+        return tuple(frames)
 
-    def _blank_frame(self, row: int) -> Any:
-        frame = self._blank if self._last[row] is None else self._last[row]
-        return copy.copy(frame)  # the caller may draw into it
+    def _blank_frame(self) -> Any:
+        if isinstance(self._example, np.ndarray):
+            return np.zeros_like(self._example)
+        return type(self._example)() if isinstance(self._example, (list, str)) else None
 
 
 class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -81,6 +81,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     _session: VectorSession
     _rendering: Rendering
     _pending_call = Call("", b"")
+    _pending_rows: Sequence[int] = ()  # in the order of their results; empty for all
 
     @exclusive
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -92,12 +93,8 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             RequestRefused: the name begins with an underscore, and the hub is not private.
             EncodeError: an argument cannot be sent to a hub on the network.
         """
-        try:
-            self.call_async(name, *args, **kwargs)
-            return self.call_wait()
-        except BaseException as error:
-            self._session.pending.forget(error)
-            raise
+        self._check_call("call_async", name)
+        return self._called(self._call_of(name, args, kwargs))
 
     @exclusive
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -105,9 +102,9 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._check_call("call_async", name)
         self._begin_call(self._call_of(name, args, kwargs))
 
-    def _begin_call(self, call: Call) -> None:
+    def _begin_call(self, call: Call, rows: Sequence[int] = ()) -> None:
         self._session.begin_call(call)
-        self._pending_call = call
+        self._pending_call, self._pending_rows = call, rows
 
     def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
         """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
@@ -117,7 +114,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @repeatable
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``, for at most ``timeout`` seconds; errors as for ``step_wait``."""
-        rows, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
+        rows, deadline = self._pending_rows or range(self.num_envs), None if timeout is None else Deadline(timeout)
         while True:
             call = self._pending_call
             try:
@@ -136,7 +133,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         pending = self._session.pending
         state, kept = pending.state, pending.kept
         try:
-            self._begin_call(call)
+            self._begin_call(call, self._pending_rows)
         except BaseException:
             pending.give_up()
             pending.state, pending.kept = state, kept
@@ -262,17 +259,13 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return []
         return [*map(int, checked_env_ids(env_ids, self.num_envs))]
 
-    def _called(self, call: Call, rows: Sequence[int]) -> tuple[Any, ...]:
-        rows = rows or range(self.num_envs)
-        while True:
-            try:
-                results = self._ordered(self._session.call(call, self._decoder(call)), rows)
-            except (WorkerDied, EnvTimeout) as error:
-                call = self._rendering.after_failure(call, error)
-                continue
-            if (again := self._rendering.again(call, results)) is None:
-                return self._rendering.complete(call, results, rows)
-            call = again
+    def _called(self, call: Call, rows: Sequence[int] = ()) -> tuple[Any, ...]:
+        try:
+            self._begin_call(call, rows)
+            return self.call_wait()
+        except BaseException as error:
+            self._session.pending.forget(error)
+            raise
 
     def _decoder(self, call: Call) -> Callable[[Frame], Any]:
         return self._decode_frame if call.skip_unreset else self._session.values.decode

@@ -100,11 +100,6 @@ class FederatedSession(VectorSession):
             self._request.settle()
         super().check_free(what, among_others)
 
-    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
-        with self._given_up_at_error():
-            self._ask_call(call, self._lane.present_parts(call.rows))
-            return self._call_results(call, None, decode)
-
     @contextlib.contextmanager
     def _given_up_at_error(self) -> Iterator[None]:
         try:

@@ -91,15 +91,12 @@ class VectorSession(ABC):
         """The name of the hub that has this env now; None for a private hub, or where it is not known."""
 
     @abstractmethod
-    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
-        """Make a call of its rows, or of all rows if it names none, and wait for it; the decoded results."""
-
-    @abstractmethod
-    def begin_call(self, call: Call) -> None: ...
+    def begin_call(self, call: Call) -> None:
+        """Begin a call of its rows, or of all rows if it names none."""
 
     @abstractmethod
     def wait_call(self, call: Call, timeout: float | None, decode: Decode) -> dict[int, Any]:
-        """The results of this call, which was begun; as ``call``, and with errors as for ``PendingRequest.wait``."""
+        """The decoded results of this call, which was begun; errors as for ``PendingRequest.wait``."""
 
     @abstractmethod
     def set_attr(self, message: SetAttr) -> None: ...
@@ -223,17 +220,6 @@ class Session(VectorSession):
     def hub_of(self, env: int) -> str | None:
         return self.connection.hub
 
-    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
-        return self._ask(call, decode)
-
-    def _ask(self, message: Call | SetAttr, decode: Decode) -> dict[int, Any]:
-        try:  # around all of it: an interrupt must not leave the call pending
-            self.lane.begin_call(message)
-            return self.lane.wait_call(None, decode)
-        except BaseException:
-            self.connection.give_up()
-            raise
-
     def begin_call(self, call: Call) -> None:
         self.pending.begin(AsyncState.WAITING_CALL, self.lane.begin_call, call)
 
@@ -241,7 +227,12 @@ class Session(VectorSession):
         return self.pending.wait(AsyncState.WAITING_CALL, self.lane.wait_call, timeout, decode)
 
     def set_attr(self, message: SetAttr) -> None:
-        self._ask(message, lambda blob: None)
+        try:  # around all of it: an interrupt must not leave it pending
+            self.lane.begin_call(message)
+            self.lane.wait_call(None, lambda blob: None)
+        except BaseException:
+            self.connection.give_up()
+            raise
 
     def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
         try:

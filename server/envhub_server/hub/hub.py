@@ -36,7 +36,7 @@ from envhub.transport.sockets import Router
 from envhub.values import codec
 from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
-from envhub_server.catalog.registry import EnvFactsTable
+from envhub_server.catalog.registry import ForkedImports
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
@@ -152,7 +152,7 @@ class Hub:
             protocol=protocol,
             clock=self._clock,
             events=self._events,
-            env_facts=EnvFactsTable(),
+            forked_imports=ForkedImports(),
             unread=self._unread,
             transferred=directory.transferred,
             forget=directory.forget,

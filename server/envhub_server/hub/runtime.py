@@ -35,7 +35,6 @@ from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frame
 from envhub.values import codec
-from envhub_server.catalog.registry import EnvFacts
 from envhub_server.hub.biography import CLOSED, KILLED, Ending, in_one_line
 from envhub_server.hub.latencies import TEXT_CHARS_MAX, latencies
 from envhub_server.hub.resources import COMPRESSED, LOST_ROWS_COMPLETED, STEP_REQUESTED, Attaching, SessionResources
@@ -562,8 +561,8 @@ class SessionRuntime(SessionResources):
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def learn(self, facts: EnvFacts) -> None:
-        self.services.env_facts.learn(self.state.make, facts)
+    def learn(self, shares_imports: bool) -> None:
+        self.services.forked_imports.learn(self.state.make, shares_imports)
 
     def warn(self, event: str, fields: dict[str, Any]) -> None:
         self.log.warning(event, ("session", "worker", "message"), **fields)

@@ -115,7 +115,7 @@ class Hub:
         self._iteration_ended_s = 0.0  # when the last iteration had handled its events
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
-        self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
+        self._supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
         self._has_terminal = os.isatty(0)
         self._make_spinners()
         self._make_network()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgpack
 from envhub_server.ipc import control
-from envhub_server.loop import Clock, Loop, Schedule
+from envhub_server.loop import Loop
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, ExitCause, WorkerExited, WorkerHandle
 
@@ -26,8 +26,7 @@ class HubLoop:
     """Waits for descriptors as a hub's loop does."""
 
     def __init__(self) -> None:
-        clock = Clock()
-        self.loop = Loop(clock, Schedule(clock))
+        self.loop = Loop()
         self.events: Events = deque()
 
     @property

@@ -260,7 +260,7 @@ class PartsOpener:
                     return
                 time.sleep(LOOK_S)
 
-    def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
+    def end_all(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
         """End all sessions, and open none any more."""
         with self._lock:
             self.closed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,7 +55,7 @@ class FederatedSession(VectorSession):
             self._worker_rows = [rows[n::count] for rows, count in workers for n in range(count)]
             self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
-            self._opener.end_all(terminate=True)
+            self._opener.end_all()
             hide_frames(error)
             raise
 
@@ -186,15 +185,6 @@ class FederatedSession(VectorSession):
         with self.in_use:
             self._rebuilder.stop()
             self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing() or not hasattr(self, "_opener"):
-            return
-        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
-            self._opener.end_all(terminate=True)
-        elif not self.pending.closed:
-            with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=False, finish=lambda: None)
 
 
 def _same(frame: Frame) -> Frame:

@@ -177,7 +177,7 @@ class SessionMaker:
     def give_up(self) -> None:
         self.connection.give_up()
 
-    def end(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
+    def end_all(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
         """End the session, or what an error or an interrupt has left of its making; as ``end_sessions``."""
         self.closed = True
         end_sessions(self.open_connections(), terminate, deadline)

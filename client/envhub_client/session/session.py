@@ -66,7 +66,7 @@ class VectorSession(ABC):
     lane: Lane  # the same object for the session's whole life
     pending: PendingRequest  # says too whether the session is over
     _worker_rows: Sequence[range]  # of each worker
-    _closable: Any  # is ``closed`` once the session's end has begun, even where an interrupt broke off ``close``
+    _closable: Any  # ends all; is ``closed`` once that has begun, even where an interrupt broke off ``close``
     _seeds: SeedsGiven
 
     @property
@@ -158,6 +158,15 @@ class VectorSession(ABC):
             end()
             self.pending.closed = True
 
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing() or not hasattr(self, "_closable"):
+            return
+        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
+            self._closable.end_all()
+        elif not self.pending.closed:
+            with contextlib.suppress(errors.Forked):  # it is the parent's
+                self.close(terminate=False, finish=lambda: None)
+
 
 class Session(VectorSession):
     """A ``VectorSession`` on one hub."""
@@ -193,7 +202,7 @@ class Session(VectorSession):
             self._worker_rows = [range(n, self.description.num_envs, workers) for n in range(workers)]
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
-            self._maker.end()
+            self._maker.end_all()
             hide_frames(error)
             raise
 
@@ -258,16 +267,7 @@ class Session(VectorSession):
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._end_once_finished(finish, partial(self._maker.end, terminate, deadline))
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing() or not hasattr(self, "_maker"):
-            return
-        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
-            self._maker.end()
-        elif not self.pending.closed:
-            with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=False, finish=lambda: None)
+                self._end_once_finished(finish, partial(self._maker.end_all, terminate, deadline))
 
 
 def detach(maker: SessionMaker) -> None:

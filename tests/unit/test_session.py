@@ -319,7 +319,7 @@ def test_worker_that_ends_with_the_imports_of_another_makes_its_envs_without(lat
     session.handle(events.Made())
     session.worker_sent(0, Imported(True))
     if late:  # which it may be by itself
-        session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
+        session.slots[1].process.killed_for = Late("init", 1, 61.0, 60.0)
         assert every(Fail, session.exited(1)) and session.phase is Phase.CLOSING
         return
     again = session.exited(1)

@@ -213,7 +213,8 @@ class SessionRuntime(SessionResources):
         if process is None or memory is None or self.state.slots.of(process) is None:
             return None
         at = memory.progress(process.slot_index)
-        return process.late.row if process.late is not None else at.row if at.kind else None
+        late = process.killed_for
+        return late.row if isinstance(late, Late) else at.row if at.kind else None
 
     def _note_restart(self, worker: int, row: int | None, why: str) -> None:
         why = hide_folders_in(why) if self.state.launcher.rules.hide_folders else why

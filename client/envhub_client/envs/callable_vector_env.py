@@ -106,8 +106,8 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         while True:
             call = self._pending_call
             try:
-                results = self._ordered(self._session.wait_call(call, timeout, self._decoder(call)), rows)
-                return self._rendering.complete(call, results, rows)
+                results = self._session.wait_call(call, timeout, self._decoder(call))
+                return self._rendering.complete(call, tuple(map(results.__getitem__, rows)), rows)
             except (WorkerDied, EnvTimeout) as error:
                 self._rendering.check_repeatable(call, error)
             self._begin_again(call)
@@ -256,6 +256,3 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _decode_frame(self, blob: Frame) -> Any:
         return self._session.values.decode(blob) if blob else NOT_RESET  # of an env that was left alone
-
-    def _ordered(self, results: dict[int, Any], rows: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(map(results.__getitem__, rows))

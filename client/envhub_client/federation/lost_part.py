@@ -74,10 +74,6 @@ class LostRows:
         for array, leaf in zip(observations, self.earlier, strict=True):
             array[rows] = leaf[rows]
 
-    def mark_truncated(self, rows: np.ndarray) -> None:
-        self.truncation_pending[rows] = False
-        self.forget(rows)
-
     def forget(self, rows: np.ndarray) -> None:
         self.truncates[rows] = False
         self.waiting = [each for each in self.waiting if not np.isin(each[0], rows).any()]
@@ -349,7 +345,8 @@ class LostPart:
 
     def taken(self, env_ids: np.ndarray) -> None:
         self._taken_on_hub(env_ids)
-        self.rows.mark_truncated(env_ids)
+        self.rows.truncation_pending[env_ids] = False
+        self.rows.forget(env_ids)
 
     def _taken_on_hub(self, env_ids: np.ndarray) -> None:
         if self._lane is None:

@@ -126,7 +126,8 @@ def plan(
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)
     count = _count(admission, machine, config.workers if isinstance(config.workers, int) else None)
-    if why := _crowding(admission, machine, count):
+    alone = hosting.shares_process is False and not admission.recipe.settings.vector
+    if alone and count is not None and (why := lacking(make.num_envs, count, machine)):
         return Failure("refused", "request", why)
     workers = first_workers(make.name, make.num_envs, machine.cpus) if count is None else count.workers
     rules = WorkerRules(
@@ -157,10 +158,3 @@ def _count(admission: Admission, machine: Machine, hub_workers: int | None) -> W
         why = "a process per env, which is recycled by itself"
         return chosen_count(make.num_envs, min(make.num_envs, room), why)
     return count_in_advance(make.name, make.num_envs, machine.cpus)
-
-
-def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:
-    """The reason why envs that need a process each cannot have them; empty if they can, or need none."""
-    if count is None or admission.recipe.settings.vector or admission.hosting.shares_process is not False:
-        return ""
-    return lacking(admission.make.num_envs, count, machine)

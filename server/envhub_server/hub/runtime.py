@@ -125,15 +125,12 @@ class SessionRuntime(SessionResources):
             self.complete_posted_rows()  # a client that ended may have posted rows and not have rung
         self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
         if memory is not None:
-            self._forget_sent_infos(memory.arena)
+            # Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once.
+            infos, request = self.state.infos, memory.arena.request
+            for row in [row for row, number in infos.numbers.items() if request[row] != number]:
+                infos.take(row)
         used = self._memory_used() if self.state.supervision.measures(self.services.clock.now_s()) else {}
         self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
-
-    def _forget_sent_infos(self, arena: Arena) -> None:
-        """Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once."""
-        infos = self.state.infos
-        for row in [row for row, number in infos.numbers.items() if arena.request[row] != number]:
-            infos.take(row)
 
     def _memory_used(self) -> dict[int, int]:
         pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}

@@ -120,7 +120,9 @@ class FederatedLane:
             loss.env_ids = (part.rows.start + np.flatnonzero(part.take(self._sent))).tolist()
             raise loss
         if isinstance(part.lane, LostPart) and not part.lane.made:  # no hub has made the rows again in time
-            waiting = part.lane.waiting_rows  # which are not waited for any more, once the caller knows
+            waiting = np.flatnonzero(
+                part.lane.rows.are_waiting
+            )  # which are not waited for any more, once the caller knows
             loss.env_ids = (part.rows.start + waiting).tolist() if self.outstanding else ()
             raise loss
         self._has_lost = True

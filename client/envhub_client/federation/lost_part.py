@@ -309,10 +309,6 @@ class LostPart:
                     lane.begin_rows(env_ids, codes, arrays)
                 waiting.pop(0)
 
-    @property
-    def waiting_rows(self) -> np.ndarray:
-        return np.flatnonzero(self.rows.are_waiting)
-
     def _done_on_hub(self, min_envs: int = 1) -> int:
         return self._lane.done_rows(min_envs) if self._lane is not None and self._lane.outstanding else 0
 

@@ -152,27 +152,9 @@ class PartsOpener:
             maker.begin(connection, seeds=self.seeds.first_seeds(rows) if again else None)
             name = (connection.hub or errors.hub_at(connection.address)) if self.is_only_hub else hub.member.name
             makers.append((name, rows, maker))
-        lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
+        lanes = [maker.describe(_made(maker, is_wanted)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
-
-    def _made(
-        self, makers: Sequence[tuple[str, range, SessionMaker]], maker: SessionMaker, is_wanted: Callable[[], bool]
-    ) -> Made:
-        while True:
-            try:
-                return maker.made(LOOK_S)
-            except errors.HubTimeout:
-                if not is_wanted():
-                    raise errors.SessionLost("the envs are wanted no more") from None
-            except errors.RequestRefused as error:
-                deadline = Deadline(ANSWER_S)
-                others = [other for _, _, other in makers if other is not maker and _makes(other, deadline.left_s())]
-                if not others:
-                    raise
-                names = " and ".join(each.connection.address for each in others)
-                text = f"{error}; {names} made these envs, which each hub of a vector env has to make"
-                raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(
         self,
@@ -267,13 +249,13 @@ class PartsOpener:
         self.end([*self._connections], terminate, deadline)
 
 
-def _makes(maker: SessionMaker, timeout: float) -> bool:
-    """True if its hub has made the envs, at the latest after ``timeout`` seconds."""
-    try:
-        maker.made(timeout)
-    except errors.EnvHubError:
-        return False
-    return True
+def _made(maker: SessionMaker, is_wanted: Callable[[], bool]) -> Made:
+    while True:
+        try:
+            return maker.made(LOOK_S)
+        except errors.HubTimeout:
+            if not is_wanted():
+                raise errors.SessionLost("the envs are wanted no more") from None
 
 
 def check_distinct(hubs: Mapping[Connection, str]) -> None:

@@ -132,7 +132,7 @@ class FederatedSession(VectorSession):
             lanes[part].begin_call(messages[part])
 
         def wait(part: HubPart, timeout: float | None) -> dict[int, Frame]:
-            keep: Decode = bytes if lanes[part].name == "shared" else _same  # which has views of its memory
+            keep: Decode = bytes if lanes[part].name == "shared" else memoryview  # which has views of its memory
             results = reached(part, timeout, lambda left_s: lanes[part].wait_call(left_s, keep))
             return {part.rows[row]: frame for row, frame in results.items()}
 
@@ -185,10 +185,6 @@ class FederatedSession(VectorSession):
         with self.in_use:
             self._rebuilder.stop()
             self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
-
-
-def _same(frame: Frame) -> Frame:
-    return frame
 
 
 def _observed(lane: FederatedLane, part: HubPart, timeout: float | None) -> tuple[Observed, list[np.ndarray]]:

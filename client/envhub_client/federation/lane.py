@@ -217,8 +217,7 @@ class FederatedLane:
 
     def _with_all_objects(self, part: HubPart, batch: Batch) -> Batch:
         if (count := len(batch.rows)) != len(part.rows if batch.env_ids is None else batch.env_ids):
-            text = f"a reply does not fit the session: observations of no fixed size of {count} envs"
-            part.lane.breach(0, text)
+            part.lane.breach(0, f"a reply does not fit the session: observations of no fixed size of {count} envs")
         return batch
 
     def _observations(self) -> Sequence[np.ndarray]:

@@ -24,7 +24,6 @@ from envhub_client.session.maker import SessionMaker, begun_connection, end_sess
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import SeedsGiven
 
-PRIVATE = Member("the private hub", "")
 REBUILD_ANSWER_S = 2.0  # for a hub to say that it is there, before envs are made again there
 
 RowsMake = Callable[[range], Make]  # the request for these rows
@@ -59,7 +58,7 @@ class PartsOpener:
 
     def hubs(self) -> Sequence[Member]:
         """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
-        hubs = [PRIVATE] if self._hubs is None else all_members(self._hubs)
+        hubs = [Member("the private hub", "")] if self._hubs is None else all_members(self._hubs)
         first = (self.options.hub_index or 0) % len(hubs)
         return [*hubs[first:], *hubs[:first]]
 

@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -22,11 +22,11 @@ from envhub.protocol.prelude import RECONNECT_S
 from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.values import codec
-from envhub_client.connection.known_hubs import all_members, stands_for_several
+from envhub_client.connection.known_hubs import Hubs, stands_for_several
 from envhub_client.envs.arguments import Origin
 from envhub_client.envs.single_env import HubEnv
 from envhub_client.envs.vector_env import HubVectorEnv
-from envhub_client.federation.opener import OnlyHub, PartsOpener
+from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import WrapperLike, fields_of, meant, named_wrappers, refused_keyword
@@ -46,7 +46,6 @@ from envhub_client.session.options import (
 )
 from envhub_client.session.session import Session, VectorSession
 
-Hubs = str | Secret[str] | tuple[str | Secret[str], ...]
 EnvLike = str | EnvSpec | Factory | Sequence[Factory]
 
 
@@ -354,13 +353,13 @@ def _session(hubs: Hubs | None, make: Callable[[range], Make], num_envs: int, op
     for_several = options.split is not None or options.hub_index is not None or options.on_hub_loss == "redistribute"
     if isinstance(hubs, tuple) and len(hubs) == 1 and not for_several:
         (hubs,) = hubs
-    if isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs)):
-        return FederatedSession(name, PartsOpener(partial(all_members, hubs), make, options), num_envs)
-    if for_several:
+    several = isinstance(hubs, tuple) or (hubs is not None and stands_for_several(hubs))
+    if for_several and not several:
         raise ValueError("split, hub_index and on_hub_loss='redistribute' are for several hubs, as in hub=[...]")
-    if options.on_hub_loss == "recreate":
-        return FederatedSession(name, OnlyHub(hubs, make(range(num_envs)), options), num_envs)
-    return Session(name, hubs, make(range(num_envs)), options)
+    if several or options.on_hub_loss == "recreate":
+        make = cache(make)  # factories as they are now, also when all are made again
+        return FederatedSession(name, PartsOpener(hubs, make, options, not several), num_envs)
+    return Session(name, hubs, make(range(num_envs)), options)  # type: ignore[arg-type]  # it is one
 
 
 _KEYWORDS = (

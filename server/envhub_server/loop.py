@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Protocol
 
@@ -86,7 +85,7 @@ class Schedule:
         elif at_s != self._at_s.get(act):
             self._at_s[act] = at_s
             heapq.heappush(self._heap, (at_s, next(self._order), act))
-        self.plan()
+        self._plan()
 
     def call_expired(self, now_s: float) -> None:
         """Call each function whose time has come, in order of time; its time is removed before."""
@@ -96,8 +95,9 @@ class Schedule:
             del self._at_s[overdue[-1]]
         for act in overdue:
             act()
+        self._plan()
 
-    def plan(self) -> None:
+    def _plan(self) -> None:
         """Wake for the first time; earlier, while there is one, to see whether the process was stopped meanwhile."""
         next_s = self.next_s
         self.wake_s = math.inf if next_s == math.inf else min(next_s, self._clock.now_s() + WAKE_S)
@@ -301,10 +301,9 @@ class Ringer:
             os.close(bell)
 
 
-@dataclass(frozen=True)
 class Loop:
     """One loop's clock, the functions that it calls at their times, and the descriptors that it waits for."""
 
-    clock: Clock
-    schedule: Schedule
-    poller: Poller = field(default_factory=Poller)
+    def __init__(self) -> None:
+        self.clock, self.poller = Clock(), Poller()
+        self.schedule = Schedule(self.clock)

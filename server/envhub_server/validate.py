@@ -25,7 +25,7 @@ from envhub_server.catalog.registry import Recipe, is_factory
 from envhub_server.config import HubConfig, memory_available_bytes, usable_cpus
 from envhub_server.doctor import Judgement, judged
 from envhub_server.ipc import control
-from envhub_server.loop import Poller
+from envhub_server.loop import Loop
 from envhub_server.network.key_folder import KeyFolder
 from envhub_server.processes.interpreter import clean_environment
 from envhub_server.processes.supervisor import Supervisor
@@ -84,12 +84,12 @@ class Trials:
         """Make none yet; each env has ``limit_s`` seconds."""
         log.configure("critical")  # what is wrong is returned
         prepare_hub_process()
-        self._config, self._limit_s, self._poller, self._events = config, limit_s, Poller(), Events()
-        self._supervisor = Supervisor(self._poller, self._events, clean_environment(os.environ, config.worker_env))
+        self._config, self._limit_s, self._loop, self._events = config, limit_s, Loop(), Events()
+        self._supervisor = Supervisor(self._loop, self._events, clean_environment(os.environ, config.worker_env))
         for stream in self._supervisor.streams:
             stream.close()
         # All that envs print goes to stderr: stdout is for the results.
-        self._supervisor.streams = OutputStream(self._poller, 2, False), OutputStream(self._poller, 2, False)
+        self._supervisor.streams = OutputStream(self._loop, 2, False), OutputStream(self._loop, 2, False)
         self._running: dict[int, _Trial] = {}
         self.listing = Listing(self._supervisor, config.registry())
 
@@ -97,7 +97,6 @@ class Trials:
         for trial in self._running.values():
             trial.worker.kill()
         self._supervisor.close()
-        self._poller.close()
 
     def list(self) -> None:
         """Find what is on offer, and why some of it cannot be made."""
@@ -139,7 +138,9 @@ class Trials:
         return worker
 
     def _wait(self, until_s: float) -> None:
-        self._poller.handle(self._poller.wait(max(0.0, until_s - time.monotonic())))
+        poller, schedule = self._loop.poller, self._loop.schedule
+        poller.handle(poller.wait(max(0.0, min(until_s, schedule.wake_s) - time.monotonic())))
+        schedule.call_expired(time.monotonic())
         while self._events:
             session, event = self._events.popleft()
             if session == LISTING:

@@ -88,10 +88,9 @@ def test_vector_env_is_one_on_each_hub(two: list[ServedHub]) -> None:
         assert envs.step(ZEROS)[-1]["batch"].tolist() == [2, 2, 3, 3, 3]
         envs.send([0, 0], [0, 1])  # the share of the first hub
         assert envs.recv(timeout=20)[-1].tolist() == [0, 1]
-        envs.send([0, 0], [2, 3])
-        with pytest.raises(envhub.NothingPending, match=r"wait for envs \[4\] of their worker"):
-            envs.recv()
-        envs.send([0], [4])
+        with pytest.raises(ValueError, match=r"send all or none of \[2, 3, 4\]; no env has moved"):
+            envs.send([0, 0], [2, 3])
+        envs.send([0, 0, 0], [2, 3, 4])
         assert envs.recv(timeout=20)[-1].tolist() == [2, 3, 4]
 
 

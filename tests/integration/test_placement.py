@@ -36,7 +36,9 @@ def test_envs_of_a_part_of_a_larger_vector_env_get_their_indices_there() -> None
     make = replace(make_of_factories([Placed] * 3), row_offset=10)
     session = Session("HubVectorEnv", None, make, SessionOptions(num_workers=2))
     try:
-        places = session.call(Call("place", codec.encode([[], {}])), codec.decode)
+        call = Call("place", codec.encode([[], {}]))
+        session.begin_call(call)
+        places = session.wait_call(call, None, codec.decode)
         indices = {row: place[3] for row, place in places.items()}
         assert indices == {0: "10,12", 1: "11", 2: "10,12"}
     finally:

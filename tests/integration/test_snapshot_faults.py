@@ -135,7 +135,7 @@ def test_env_that_ends_before_it_was_seen_and_goes_on_from_its_own_snapshot_is_l
         (worker,) = worker_pids() - first - before
         kill_worker(worker)
         envs._last_reset = Reset([None, None], [True, False], snapshot=snapshot.name)
-        envs._session.begin_reset(envs._last_reset, resets_all=False)
+        envs._session.begin_reset(envs._last_reset)
         with pytest.raises(envhub.SnapshotLost, match="env 0 was not restored from"):
             envs.reset_wait()
 

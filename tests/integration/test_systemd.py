@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from envhub_server import systemd
-from envhub_server.loop import Clock, Loop, Schedule
+from envhub_server.loop import Loop
 from envhub_server.systemd import ServiceManager, quoted, unit_of
 from hubs import serve, stopped
 
@@ -110,7 +110,7 @@ def test_watchdog_of_another_process_is_not_told(tmp_path: Path, own: bool) -> N
         environ = dict(zip(NAMES, (f"{tmp_path}/notify", "9000000", str(os.getpid() if own else 1)), strict=True))
         manager = ServiceManager(environ)
         assert not environ
-        manager.ready(Loop(clock := Clock(), Schedule(clock)), lambda: "two\nlines")
+        manager.ready(Loop(), lambda: "two\nlines")
         manager.reloading()
         assert word(received) == ["READY=1", "STATUS=two lines"]
         assert [word(received)[0] for _ in range(own)] == ["WATCHDOG=1"] * own

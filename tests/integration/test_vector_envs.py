@@ -193,40 +193,22 @@ def part(actions: tuple[np.ndarray, ...], *rows: int) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("how", LANES, ids=str)
-def test_part_of_a_share_is_held_until_the_share_is_sent(how: dict[str, Any]) -> None:
+def test_part_of_a_workers_envs_is_not_sent_without_the_others(how: dict[str, Any]) -> None:
     direct = vector_sims.chatty(4)
     with closing(envhub.make_vec(vector_sims.chatty, 4, vector=True, **how)) as envs:
         envs.reset(seed=[1, 2, 3, 4])
         direct.reset(seed=[1, 2, 3, 4])
         for _ in range(12):
             actions = direct.action_space.sample()
-            envs.send(part(actions, 3, 0), [3, 0])
-            with pytest.raises(
-                envhub.NothingPending, match=r"envs \[0, 3\] of a vector env wait for envs \[1, 2\] of their"
-            ):
-                envs.recv()
-            with pytest.raises(ValueError, match=r"envs \[0\] are sent already, and wait for envs \[1, 2\]"):
-                envs.send(part(actions, 0), [0])
-            some = {"reset_mask": np.array([True, False, False, False])}
-            for refused in (
-                lambda actions=actions: envs.step(actions),
-                lambda some=some: envs.reset(options=some),
-                lambda: envs.call("double", 1),
-            ):
-                with pytest.raises(envhub.SessionBusy, match=r"while envs \[0, 3\] wait for envs \[1, 2\]"):
-                    refused()
-            envs.send(part(actions, 1), [1])
-            envs.send(part(actions, 2), [2])
-            with pytest.raises(ValueError, match=r"envs \[1\] are under way; receive them first"):
-                envs.send(part(actions, 1), [1])
+            with pytest.raises(ValueError, match=r"send all or none of \[0, 1, 2, 3\]; no env has moved"):
+                envs.send(part(actions, 3, 0), [3, 0])
+            envs.send(part(actions, 3, 0, 2, 1), [3, 0, 2, 1])
+            with pytest.raises(ValueError, match="are under way; receive them first"):
+                envs.send(actions)
             *found, env_ids = envs.recv()
             assert env_ids.tolist() == [0, 1, 2, 3]
             assert_step(found, direct.step(actions), 4, "share")
-        envs.send(part(actions, 0), [0])
-        envs.reset(seed=[5, 6, 7, 8])  # which gives up what is held
-        direct.reset(seed=[5, 6, 7, 8])
-        assert_step(envs.step(actions), direct.step(actions), 4, "after a reset")
-        envs.send(part(actions, 0), [0])  # which is dropped at the end
+        assert_step(envs.step(actions), direct.step(actions), 4, "a step of all")
 
 
 def test_calls_reach_the_envs_and_a_method_of_the_vector_env_is_called_once() -> None:

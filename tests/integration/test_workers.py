@@ -113,20 +113,17 @@ def test_what_envs_change_that_their_process_shares_is_warned_of_once(caplog: py
 
 
 @pytest.mark.parametrize("fails", ["raises", pytest.param("exits", marks=pytest.mark.long)])
-def test_env_of_which_a_process_can_have_one_gets_its_own_and_that_is_remembered(tmp_path: Path, fails: str) -> None:
+def test_envs_of_which_a_process_can_have_one_are_refused_where_they_are_told_to_share_one(
+    tmp_path: Path, fails: str
+) -> None:
     num_envs = CPUS + 1
     file = tmp_path / "hub.toml"
     file.write_text('[envs.one]\nenv = "sims:OnePerProcess"\nshared_process = true\n')
     with serve(tmp_path, "--config", str(file), "--allow-arguments", "one=fails") as hub:
-        for _ in range(2):
-            with closing(envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails)) as envs:
-                assert (envs.num_workers, step(envs, 3)) == (num_envs, [3] * num_envs)
-                assert "a process per env: a second" in envs.sizing.reason
-        assert hub.log.count("envs_separated") == 1
-        with pytest.raises(
-            (envhub.EnvHubError, RuntimeError), match=r"only one|while it built its envs"
-        ):  # as the client wants it
-            envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails, num_workers=1)
+        with closing(envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails, one_per_process=True)) as envs:
+            assert (envs.num_workers, step(envs, 3)) == (num_envs, [3] * num_envs)
+        with pytest.raises((envhub.EnvHubError, RuntimeError), match=r"only one|while it built its envs"):
+            envhub.make_vec("one", num_envs, hub=hub.tcp, fails=fails)
 
 
 @pytest.mark.long

@@ -15,18 +15,18 @@ from collections.abc import Callable
 
 import msgpack
 from envhub_server.ipc import control
-from envhub_server.loop import Poller
+from envhub_server.loop import Loop
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, ExitCause, WorkerExited, WorkerHandle
 
 START_TIMEOUT_S = 30.0
 
 
-class Loop:
+class HubLoop:
     """Waits for descriptors as a hub's loop does."""
 
     def __init__(self) -> None:
-        self.poller = Poller()
+        self.loop = Loop()
         self.events: Events = deque()
 
     @property
@@ -38,7 +38,8 @@ class Loop:
         """Handle what comes until the condition is true, or the time is over."""
         end_s = time.monotonic() + timeout_s
         while not until() and time.monotonic() < end_s:
-            self.poller.handle(self.poller.wait(0.01))
+            self.loop.poller.handle(self.loop.poller.wait(0.01))
+            self.loop.schedule.call_expired(self.loop.clock.now_s())
 
 
 def build(env: str) -> control.Build:
@@ -49,8 +50,8 @@ def build(env: str) -> control.Build:
 
 def main(env: str, how: str) -> None:
     """Have a worker make the env; then dump and kill it, kill it, or wait for its end, and print the ending."""
-    loop = Loop()
-    supervisor = Supervisor(loop.poller, loop.events, os.environ)
+    loop = HubLoop()
+    supervisor = Supervisor(loop.loop, loop.events, os.environ)
     (worker,) = supervisor.start(1, [0])
     worker.send(build(env))
     act(loop, worker, how)
@@ -59,7 +60,7 @@ def main(env: str, how: str) -> None:
     print("\n" + json.dumps(dataclasses.asdict(loop.causes[0])))
 
 
-def act(loop: Loop, worker: WorkerHandle, how: str) -> None:
+def act(loop: HubLoop, worker: WorkerHandle, how: str) -> None:
     if how in ("dump", "kill"):
         loop.run(lambda: "about to" in worker.log_tail, START_TIMEOUT_S)
     if how == "dump":

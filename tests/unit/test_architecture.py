@@ -293,13 +293,13 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 BUDGETS = {
     "client/envhub_client": (1255, 10),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
     "client/envhub_client/connection": (1658, 7),  # waits for the window; snapshots
-    "client/envhub_client/envs": (1957, 8),  # a missing result of a call is a breach; snapshots
-    "client/envhub_client/federation": (2267, 10),  # snapshots
+    "client/envhub_client/envs": (1923, 8),  # a missing result of a call is a breach; snapshots
+    "client/envhub_client/federation": (2090, 10),  # snapshots
     "client/envhub_client/frameworks": (1380, 8),  # snapshots; 18 say what is left of retired names
     "client/envhub_client/lanes": (1144, 5),  # times steps; posts resets and calls in shared memory, past the hub
     "client/envhub_client/private_hub": (366, 3),
     "client/envhub_client/recording": (1052, 4),  # snapshots
-    "client/envhub_client/session": (1537, 7),  # sessions that a program leaves open at its end; snapshots
+    "client/envhub_client/session": (1429, 7),  # sessions that a program leaves open at its end; snapshots
     "client/envhub_client/tools": (1004, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
     # minari.py says what is left of it; action_chunk.py; diagnosis.py finds trouble; log file; variables of options
     "envhub": (1708, 18),  # snapshots
@@ -311,18 +311,18 @@ BUDGETS = {
     "envhub/fleet": (651, 3),
     "envhub/protocol": (1577, 6),  # STATUS and OPERATE; several SENDs under way; lists of plain values; snapshots
     "envhub/transport": (801, 5),  # an address says whether its bytes cost
-    "envhub/values": (2125, 9),  # columns of up to 1 MiB, by an example without their values
+    "envhub/values": (2124, 9),  # columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
     "server/envhub_server": (1965, 10),
-    "server/envhub_server/catalog": (744, 4),
-    "server/envhub_server/hub": (3662, 14),  # slow requests; table of sessions; actions on workers; snapshots
+    "server/envhub_server/catalog": (743, 4),
+    "server/envhub_server/hub": (3657, 14),  # slow requests; table of sessions; actions on workers; snapshots
     "server/envhub_server/ipc": (1213, 7),  # slow requests; frames; trials of envs; snapshots
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
     "server/envhub_server/network": (2377, 11),  # who acts; restarts by order
-    "server/envhub_server/processes": (1617, 6),  # reads stacks of workers that run; snapshots
-    "server/envhub_server/session": (3527, 12),  # SENDs that wait; ordered restarts; snapshots
+    "server/envhub_server/processes": (1596, 6),  # reads stacks of workers that run; snapshots
+    "server/envhub_server/session": (3505, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots
-    "server/envhub_server/worker": (5857, 23),  # snapshots
+    "server/envhub_server/worker": (5797, 23),  # snapshots
     "server/envhub_server/web": (1253, 9),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 

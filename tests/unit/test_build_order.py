@@ -15,6 +15,7 @@ from envhub_server.session.building import (
     crowded_text,
     first_workers,
     lacking,
+    separate,
 )
 from envhub_server.session.launcher import NO_RULES, Launcher, Machine, WorkerRules, interpreter_of
 from envhub_server.session.slots import Deadlines, SlotTable
@@ -190,14 +191,14 @@ def test_worker_without_memory_of_its_own_is_one_for_each_byte_at_most() -> None
 
 
 def test_no_more_envs_than_cpus_are_a_process_each() -> None:
-    found = count_in_advance("Ant-v5", 16, own_process=False, cpus=16)
+    found = count_in_advance("Ant-v5", 16, cpus=16)
     assert found == WorkerCount(16, "a process per env: there are no more envs than CPUs")
-    assert count_in_advance("Ant-v5", 17, own_process=False, cpus=16) is None  # which is for the first envs to say
+    assert count_in_advance("Ant-v5", 17, cpus=16) is None  # which is for the first envs to say
 
 
 def test_env_of_which_a_process_cannot_have_two_gets_one_each() -> None:
-    found = count_in_advance("Ant-v5", 64, own_process=True, cpus=2)
-    assert found is not None and (found.workers, found.chosen, found.own_process) == (64, True, True)
+    found = separate(64, "one_per_process")
+    assert (found.workers, found.chosen) == (64, True)
     assert "there is room for 20" in lacking(64, found, Machine((0, 1), 2, workers_max=20))
     assert "there are to be 4, told by num_workers=4" in lacking(64, chosen_count(64, 4, "num_workers=4"), TWO)
     assert lacking(64, found, TWO) == ""

@@ -12,7 +12,7 @@ import ale_py
 import gymnasium
 import numpy as np
 import pytest
-from envhub_server.catalog.registry import ENVS_MAX, EnvFacts, EnvFactsTable, key
+from envhub_server.catalog.registry import ENVS_MAX, ForkedImports, key
 from envhub_server.ipc.control import SHARED
 from envhub_server.worker.row import EnvRunner
 from envhub_server.worker.shared_process import SharedState, may_share_process
@@ -104,9 +104,6 @@ def test_program_may_have_another_generator() -> None:
         np.random.set_bit_generator(own)
 
 
-ALONE, UNSHARED = EnvFacts(own_process=True), EnvFacts(False)
-
-
 def test_key_differs_between_envs_and_is_the_same_for_any_number_of_them() -> None:
     makes = [
         Make(4, "CartPole-v1"),
@@ -122,18 +119,16 @@ def test_key_differs_between_envs_and_is_the_same_for_any_number_of_them() -> No
     assert key(Make(4, factories=b"f", factories_digest="d")) == key(Make(4, factories=b"g", factories_digest="d"))
 
 
-def test_last_facts_count_and_those_used_longest_ago_make_room() -> None:
-    table, makes = EnvFactsTable(), [Make(1, f"A-v{number}") for number in range(ENVS_MAX + 1)]
-    assert table.find(makes[0]) == EnvFacts()
-    for make in makes[:-1]:
-        table.learn(make, UNSHARED)
-    table.learn(makes[0], ALONE)
-    table.learn(makes[-1], UNSHARED)
-    assert [table.find(makes[number]) for number in (0, 1, 2, -1)] == [ALONE, EnvFacts(), UNSHARED, UNSHARED]
+def test_last_making_counts_and_envs_that_were_made_longest_ago_make_room() -> None:
+    imports, makes = ForkedImports(), [Make(1, f"A-v{number}") for number in range(ENVS_MAX + 2)]
+    for make in makes:
+        imports.learn(make, False)
+    imports.learn(makes[-1], True)
+    assert [imports.fit(makes[number]) for number in (0, 1, 2, -1)] == [True, True, False, True]
 
 
 def test_env_that_cannot_be_told_from_others_is_not_remembered() -> None:
-    table = EnvFactsTable()
+    imports = ForkedImports()
     for make in (Make(4, factories=b"f"), Make(4, "CartPole-v1", runner=b"r")):
-        table.learn(make, ALONE)
-        assert key(make) == "" and table.find(make) == EnvFacts()
+        imports.learn(make, False)
+        assert key(make) == "" and imports.fit(make)

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from chaos.interrupts import Interrupt, Places
 from envhub_client.federation.lane import FederatedLane
-from envhub_client.federation.lost_part import LostPart, LostRows
+from envhub_client.federation.lost_part import LostPart
 from envhub_client.federation.opener import check_agreement, check_distinct
 from envhub_client.federation.part import SILENCE_S_MIN, HubPart, call_of, out_of_band_of, reset_of, set_attr_of
 from envhub_client.federation.placement import Room, checked_split, divided, placed, processes_of
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
 from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import WholeWorkers
 from gymnasium.spaces import Box, Discrete
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -161,33 +160,6 @@ def test_actions_out_of_band_go_to_the_hubs_of_their_rows(data: st.DataObject, p
     for part, own in zip(parts, out_of_band_of(packed, parts), strict=True):
         found += [(part[row], bytes(blob)) for row, blob in unpack_rows(own, len(part))]
     assert found == [(row, b"action %d" % row) for row in rows]
-
-
-# --- workers of vector envs -------------------------------------------------------------------------------------------
-
-
-def test_share_begins_once_all_envs_of_a_hubs_worker_are_sent() -> None:
-    workers, begun = WholeWorkers([range(0, 4, 2), range(1, 4, 2), range(4, 7)]), list[Any]()
-
-    def begin(env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        begun.append((env_ids.tolist(), arrays[0].tolist()))
-
-    def send(*env_ids: int) -> None:
-        workers.send(np.array(env_ids), b"c", [np.array(env_ids) * 10], begin)
-
-    send(0, 5)
-    assert not begun and workers.held == [0, 5] and workers.missing == [2, 4, 6]
-    with pytest.raises(ValueError, match=r"envs \[5\] are sent already, and wait for envs \[2, 4, 6\]"):
-        send(5)
-    send(2)
-    assert begun == [([0, 2], [0, 20])] and workers.held == [5]
-    send(4, 6, 1, 3)
-    assert begun[1:] == [([1, 3, 4, 5, 6], [10, 30, 40, 50, 60])] and workers.held == []
-    send(0)
-    workers.give_up()
-    assert workers.held == [] == workers.missing
-    send(0)
-    assert workers.held == [0]
 
 
 def test_no_more_processes_host_envs_than_there_are() -> None:
@@ -605,14 +577,13 @@ class Ended(OneHub):
         return super().done_rows(min_envs)
 
 
-def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -> None:
+def test_rows_that_two_hubs_have_made_again_are_lost_together_until_each_was_truncated() -> None:
     hubs, first, maker, recovery = (Ended(100.0), OneHub(200.0)), OneHub(10.0), cast(Any, None), cast(Any, Rebuilder())
     old: Any = SimpleNamespace(
         num_envs=6, leaves=OneHub.leaves, name="wire", last_observations=lambda: [np.zeros((6, 1))]
     )
     rebuild: Any = Rebuilt(0.0, *hubs)
-    unmade: Any = None
-    absent = LostPart(old, np.zeros(6, bool), False, rebuild, unmade)
+    absent = LostPart(old, np.zeros(6, bool), False, rebuild, lambda parts: FederatedLane(parts, False, copy=True))
     parts = [HubPart("hub-1", range(3), maker, first), HubPart("hub-2", range(3, 9), maker, absent)]  # type: ignore[arg-type]
     lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=recovery)
     lane._has_lost = True
@@ -629,8 +600,8 @@ def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -
     assert exchange() == [*range(3, 9)]
     rebuild.over = True
     assert exchange() == [8]
-    assert [part.hub for part in lane.parts] == ["hub-1", "hub-9", "hub-9"]
-    assert exchange() == [3, 4, 5, 8] and recovery.lost == [range(3, 6)]
+    assert [part.hub for part in lane.parts] == ["hub-1", "hub-2"]
+    assert exchange() == [*range(3, 9)] and recovery.lost == [range(3, 9)]
 
 
 class Cut(OneHub):
@@ -703,20 +674,11 @@ def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() 
     lost.rebuild.over = True
     lost.lane.done_rows()
     lost.lane.begin_rows(np.arange(3), b"c", [ACTIONS])
-    assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1] and lost.lane.waiting_rows.tolist() == [2]
-
-
-def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
-    rows = LostRows([np.arange(4.0)], np.array([True, False, False, False]))
-    rows.truncation_pending[2:] = rows.no_new_observation[3] = False
-    rows.waiting = [(np.array([3, 1]), b"c", [np.array([30, 10])]), (np.array([2]), b"c", [np.array([20])])]
-    first, second = rows.of(range(2)), rows.of(range(2, 4))
-    assert [each.earlier[0].tolist() for each in (first, second)] == [[0, 1], [2, 3]]
-    assert [each.truncates.tolist() for each in (first, second)] == [[True, False], [False, False]]
-    assert [each.truncation_pending.tolist() for each in (first, second)] == [[True, True], [False, False]]
-    assert [each.no_new_observation.tolist() for each in (first, second)] == [[True, True], [True, False]]
-    waiting = [[(ids.tolist(), arrays[0].tolist()) for ids, _, arrays in each.waiting] for each in (first, second)]
-    assert waiting == [[([1], [10])], [([1], [30]), ([0], [20])]]
+    assert truncated(lost.lane.wait_rows(1, 0)) == [0, 1] and lost.lane.rows.are_waiting.tolist() == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:
@@ -787,10 +749,8 @@ class Spelling(OneHub):
         return super()._batch(rows, into)._replace(rows=[(row, codec.encode_pair(word, b"")) for row in rows.tolist()])
 
 
-def test_reset_shows_the_words_of_rows_that_it_leaves_out_as_they_were_received() -> None:
+def test_reset_says_no_words_of_rows_that_it_leaves_out() -> None:
     lane = lane_of(Spelling(0.0), Spelling(10.0), has_object_leaves=True)
-    lane.begin_rows(np.array([4]), b"c", [np.array([4])])
-    lane.taken(lane.wait_rows(1, 0).env_ids)  # type: ignore[arg-type]
     lane.begin_reset(Reset([], [True] * 3 + [False] * 3))
     words = [codec.decode_pair(blob)[0] for _, blob in lane.wait(None).rows]
-    assert [bytes(word) for word in words] == [codec.encode(["word 1"])] * 3 + [b"", codec.encode(["word 1"]), b""]
+    assert [bytes(word) for word in words] == [codec.encode(["word 1"])] * 3 + [b""] * 3

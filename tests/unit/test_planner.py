@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.catalog.registry import EnvFacts, EnvSettings, Recipe
+from envhub_server.catalog.registry import EnvSettings, Recipe
 from envhub_server.config import HubConfig
 from envhub_server.hub import planner
 from envhub_server.hub.planner import Admission, SessionPlan, Usage
@@ -20,7 +20,6 @@ from envhub.protocol.messages import Capacity, Failure, Hosting, Make, ProgramEn
 
 MACHINE = Machine((0, 1, 2, 3), 4, workers_max=100, memory_bytes=1 << 40)
 ALICE = Holder("alice", "use", Quotas(sessions_max=2, envs_max=10, workers_max=6))
-NOTHING = EnvFacts()
 
 
 def admitted(
@@ -36,12 +35,12 @@ def planned(
     config: HubConfig | None = None,
     usage: Usage | None = None,
     machine: Machine = MACHINE,
-    facts: EnvFacts = NOTHING,
+    shares_imports: bool = True,
 ) -> SessionPlan | Failure:
     admission = admitted(make, holder, config, usage)
     if isinstance(admission, Failure):
         return admission
-    return planner.plan(admission, machine, facts, config or HubConfig(), "0badcafe", "kept-")
+    return planner.plan(admission, machine, shares_imports, config or HubConfig(), "0badcafe", "kept-")
 
 
 def workers(*arguments: Any, **keywords: Any) -> int | None:
@@ -83,7 +82,7 @@ def test_envs_of_which_nothing_is_known_are_counted_when_the_first_are_made() ->
 
 def test_plan_says_what_every_worker_gets() -> None:
     config = HubConfig(worker_memory=32 << 20, info_bytes_max=1 << 16)
-    plan = planned(Make(2, "A-v0"), ANYBODY, config, facts=EnvFacts(False))
+    plan = planned(Make(2, "A-v0"), ANYBODY, config, shares_imports=False)
     assert isinstance(plan, SessionPlan)
     rules = plan.rules
     assert (rules.session, rules.replays, rules.memory_bytes_max, rules.info_bytes_max) == (
@@ -140,10 +139,6 @@ def test_envs_that_need_a_process_each_are_refused_where_there_is_no_room() -> N
     assert workers(make) == 8
     why = refusal(make, machine=replace(MACHINE, workers_max=5))
     assert (why.code, why.scope) == ("refused", "request") and "there is room for 5" in why.message
-    alone = EnvFacts(own_process=True)
-    assert (
-        "there is room for 5" in refusal(Make(8, "A-v0"), machine=replace(MACHINE, workers_max=5), facts=alone).message
-    )
 
 
 def test_vector_env_has_one_worker() -> None:

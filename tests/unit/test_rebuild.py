@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from envhub_client.connection.known_hubs import Member
 from envhub_client.federation import opener as openers
 from envhub_client.federation import rebuild as rebuilds
-from envhub_client.federation.opener import OnlyHub, PartsOpener
+from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import (
     DEATHS_MAX,
@@ -30,7 +31,7 @@ from envhub_client.session.options import SessionOptions
 from gymnasium.spaces import Box, Discrete
 
 from envhub import errors
-from envhub.protocol.messages import Make, SetAttr
+from envhub.protocol.messages import SetAttr
 from envhub.values.leaf import Leaf
 from envhub.vector_errors import SessionClosed
 
@@ -45,9 +46,9 @@ class Hub:
     """A connection to a hub, which says what it was asked."""
 
     def __init__(self, name: str) -> None:
-        self.member = SimpleNamespace(name=name)
+        self.member = SimpleNamespace(name=name, address=name)
         self.connection: Any = self
-        self.address = f"tcp://{name}:5555"
+        self.address, self.hub = f"tcp://{name}:5555", name
         self.protocol = SimpleNamespace(silence_s=lambda now_s: 0.0)
         self.asked: list[Any] = []
         self.welcome = SimpleNamespace(capacity=None)
@@ -58,6 +59,8 @@ class Hub:
 
 class Opener(PartsOpener):
     """Opens no real sessions: ``hub-1`` answers, or is out of reach, or refuses."""
+
+    is_only_hub = False
 
     def __init__(self) -> None:
         self.lost_rows: list[range] = []
@@ -199,7 +202,7 @@ def test_vector_env_is_made_again_with_as_many_workers() -> None:
 
 
 def test_no_session_is_opened_once_all_were_ended() -> None:
-    opener = PartsOpener(list, cast(Any, None), SessionOptions())
+    opener = PartsOpener("tcp://a", cast(Any, None), SessionOptions(), False)
     opener.end_all(terminate=True)
     with pytest.raises(SessionClosed):
         opener.connect([Member("hub-1", "tcp://127.0.0.1:1")], 1.0)
@@ -219,6 +222,7 @@ class Begun:
 
     def __init__(self, address: str, make: Any, options: SessionOptions) -> None:
         self.options, self.description = options, DESCRIPTION
+        self.sizing, self.adopted_s, self.losses = SimpleNamespace(num_workers=1), 0.0, 0
 
     def begin(self, connection: Any, seeds: Any) -> None:
         self.connection = connection
@@ -233,7 +237,8 @@ class Begun:
 def test_rows_are_divided_among_hubs_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openers, "SessionMaker", Begun)
     monkeypatch.setattr(openers, "check_agreement", lambda *_: None)
-    opener, ended = PartsOpener(list, cast(Any, lambda rows: rows), SessionOptions(num_workers=1)), list[Any]()
+    opener = PartsOpener("tcp://a", cast(Any, lambda rows: rows), SessionOptions(num_workers=1), False)
+    ended: list[Any] = []
     opener.end = ended.extend  # type: ignore[method-assign, assignment]
     hubs: list[Any] = [SimpleNamespace(member=Member(name, name), connection=name) for name in ("a", "b", "c")]
     parts = opener.parts(hubs, [2, 0, 3], 4)
@@ -334,88 +339,28 @@ def test_losses_count_in_a_row_of_sessions_that_ended_soon_while_their_hub_serve
 # --- on the only hub --------------------------------------------------------------------------------------------------
 
 
-class Made:
-    """A maker that makes no real session."""
-
-    ready: list[Made] = []  # of one test at a time
-    failure: errors.EnvHubError | None = None
-
-    def __init__(self, address: Any, make: Any, options: Any) -> None:
-        self.connection, self.description = Hub("hub-1"), DESCRIPTION
-        self.connection.hub = "hub-1"  # type: ignore[attr-defined]
-        self.sizing, self.adopted_s, self.losses = SimpleNamespace(num_workers=1), 0.0, 0
-        self.events: list[str] = []
-        self.ready.append(self)
-
-    def make(self, timeout: float, num_workers: int | None, seeds: Any) -> Any:
-        self.events.append(f"make {num_workers} {seeds}")
-        if self.failure is not None:
-            raise self.failure
-        return LANE
-
-    def end_on_hub(self) -> None:
-        self.events.append("end on hub")
-
-    def end(self, terminate: bool = True, deadline: Any = None) -> None:
-        self.events.append(f"end {terminate}")
-
-
-@pytest.fixture
-def makers(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
-    monkeypatch.setattr(openers, "SessionMaker", Made)
-    monkeypatch.setattr(Made, "ready", [])
-    return Made.ready
-
-
-def one_hub() -> tuple[OnlyHub, PartRebuilder, HubPart]:
-    hub = OnlyHub("tcp://hub-1:5555", Make(6), SessionOptions(on_hub_loss="recreate", reconnect_timeout=0.0))
-    (part,) = hub.open(6)
-    return hub, PartRebuilder(hub, DESCRIPTION), part
-
-
-@pytest.mark.parametrize("breaches", [False, True])
-def test_session_is_made_again_in_place_of_the_one_that_was_lost(makers: list[Made], breaches: bool) -> None:
-    hub, rebuilder, part = one_hub()
-    rebuild = rebuilder.rebuild(part, [part], errors.RemoteProtocolError("it lies") if breaches else LOSS)
-    assert rebuild.wait(10) and [each.maker for each in rebuild.parts()] == makers[1:]
-    rebuild.join()
-    first, second = makers
-    assert first.events == ["make None None", *["end on hub"] * breaches, "end True"]
-    (made,) = second.events
-    assert made.startswith("make None [") and second.losses == 1
-    hub.end_all(terminate=False)
-    assert second.events[1:] == ["end False"] and first.events[-1] == "end True" and hub.closed
-
-
-def test_nothing_is_left_of_a_session_that_cannot_be_made_again(
-    makers: list[Made], monkeypatch: pytest.MonkeyPatch
+def test_only_hub_makes_all_rows_whatever_its_room_and_ends_what_was_lost_first(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hub, rebuilder, part = one_hub()
-    monkeypatch.setattr(Made, "failure", errors.RequestRefused("no room"))
-    rebuild = rebuilder.rebuild(part, [part], LOSS)
-    assert rebuild.wait(10)
+    monkeypatch.setattr(openers, "SessionMaker", Begun)
+    scene = Scene()
+    scene.opener.is_only_hub, scene.opener.hub.hub = True, "cluster-1"
+    scene.opener._make = cast(Any, lambda rows: rows)
+    scene.opener.seeds.first_seeds = lambda rows: [None] * len(rows)  # type: ignore[assignment, misc]
+    scene.opener.options = SessionOptions(on_hub_loss="recreate", reconnect_timeout=0.0)
+    scene.opener.parts = partial(PartsOpener.parts, scene.opener)  # type: ignore[method-assign]
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and [part.hub for part in rebuild.parts()] == ["cluster-1"]  # as it calls itself
+    assert scene.opener.ended == [scene.gone]
+
+
+def test_nothing_is_left_of_a_session_that_cannot_be_made_again() -> None:
+    scene = Scene()
+    scene.opener.is_only_hub, scene.opener.refuses = True, True
+    rebuild = scene.lose()
+    assert rebuild.wait(10) and scene.opener.ended == [scene.gone, scene.opener.hub]
     with pytest.raises(errors.HubLost, match="no room"):
         rebuild.parts()
-    assert makers[1].events[-1] == "end True"
-    hub.end_all(terminate=True)
-    assert makers[0].events[-1] == "end True" and len(makers[0].events) == 2
-
-
-def test_session_that_is_wanted_no_more_is_ended(makers: list[Made]) -> None:
-    _, rebuilder, part = one_hub()
-    rebuild = rebuilder.rebuild(part, [part], LOSS)
-    rebuild.stopped = True
-    rebuild._run()
-    with pytest.raises(errors.HubLost):
-        rebuild.parts()
-    assert makers[1].events[-1] == "end True" and makers[0].events == ["make None None"]
-
-
-def test_all_sessions_that_may_be_there_are_ended(makers: list[Made]) -> None:
-    hub, _, _ = one_hub()
-    hub.open(6)  # as after a loss whose session was not ended yet
-    hub.end_all(terminate=False)
-    assert [each.events[-1] for each in makers] == ["end True", "end False"]
 
 
 @pytest.mark.parametrize(("wanted", "tries"), [(True, 3), (False, 1)])

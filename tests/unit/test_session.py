@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envhub_server.catalog.registry import EnvFacts, EnvSettings, Recipe
+from envhub_server.catalog.registry import EnvSettings, Recipe
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc.control import (
     Build,
-    Building,
     BuildRest,
     CloseEnvs,
     Closing,
@@ -26,11 +25,10 @@ from envhub_server.ipc.control import (
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerMessage
 from envhub_server.session import state
-from envhub_server.session.building import SECOND_FAILED, WorkerCount, crowded_text
+from envhub_server.session.building import WorkerCount, crowded_text
 from envhub_server.session.launcher import Machine, WorkerRules
 from envhub_server.session.slots import Late, Progress
 from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
-from envhub_server.session.supervision import STACKS_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorder import (
@@ -39,7 +37,6 @@ from recorder import (
     AnswerAttach,
     AnswerPart,
     CloseSide,
-    Effect,
     End,
     EndRecall,
     Fail,
@@ -68,7 +65,6 @@ from recorder import (
     TakeRows,
     Tell,
     Transfer,
-    Warn,
     WindUp,
     events,
 )
@@ -137,63 +133,23 @@ def test_blocks_hold_every_env_once_in_turn_and_differ_by_at_most_one(num_envs: 
     assert len(blocks) == max(1, min(workers, num_envs))
 
 
-# --- a process that cannot have two envs ------------------------------------------------------------------------------
-
-SECOND = Failure("factory_failed", "env", "only one per process", env_index=2, worker=0)
-
-
-def separated(session: Session, instructions: list[Effect]) -> None:
-    """See that each of three envs gets its own process, and that a later session of them is known to need that."""
-    started = every(StartProcesses, instructions)
-    assert Warn("envs_separated", {"worker": 0, "why": SECOND_FAILED}) in instructions
-    assert session.sizing.count is not None and session.sizing.count.own_process
-    assert [worker.rows for worker in session.slots] == [[0], [1], [2]]
-    killed = [each.process for each in every(Kill, instructions)]
-    places = [session.slots.process(number).slot_index for each in started for number in each.processes]
-    assert places == [each for each in range(3) if each not in killed]
-    for number in killed:
-        assert session.worker_sent(number, built()) == []  # of the envs that it made before
-        again = session.exited(number)
-        assert StartProcesses((session.number(number),)) in again and only_tell(Build, again).message.rows == [number]
-    for number in range(3):
-        assert session.phase is Phase.BUILDING
-        session.worker_sent(number, built())
-    answers = [session.worker_sent(number, Mapped()) for number in range(3)][-1]
-    assert only(Learn, answers).facts.own_process
-    answer = only(Answer, answers)
-    assert answer.message.num_workers == 3 and "a second env could not be made" in answer.message.sizing
-
-
-def test_second_env_that_cannot_be_made_gets_a_process_of_its_own() -> None:
-    session = begun()
-    separated(session, session.worker_sent(0, RowFailed(SECOND)))
-
-
-def test_second_env_that_ends_its_process_or_hangs_gets_one_of_its_own() -> None:
-    session = begun()
-    session.worker_sent(0, Building(1))
-    separated(session, session.exited(0, ExitCause("exited with status 3")))
-    session = begun()
-    session.worker_sent(0, Building(1))
-    assert only(Fail, session.exited(0, KILLED))  # by the kernel, for want of memory, or by somebody
-    session = begun(hosting=Hosting(memory_max=1))
-    session.worker_sent(0, Building(1))
-    assert Kill(0) in session.elapsed(1.0, memory={0: 2})
-    assert only(Fail, session.exited(0, ExitCause("exited with status 3")))
-    session = begun()
-    assert only(Fail, session.exited(0, ExitCause("exited with status 3")))  # it was at its first env
-    session = begun()
-    session.worker_sent(0, Building(1))
-    late = session.sampled(0.0, session.make.faults.init_s + STACKS_S + 1.0, *[Progress(0, 0, 0)] * 2)
-    assert Kill(0) in late
-    separated(session, session.exited(0))
+# --- a process of which not all envs are known to share one -----------------------------------------------------------
 
 
 def test_envs_that_are_not_all_known_to_share_a_process_well_get_one_each() -> None:
     session = begun()
     started = session.worker_sent(0, replace(built(), may_share_process=False))
     assert Kill(0) in started and Kill(1) in started and StartProcesses((2,)) in started
-    assert session.sizing.count is not None and not session.sizing.count.own_process
+    assert [worker.rows for worker in session.slots] == [[0], [1], [2]]
+    for number in range(2):
+        assert session.worker_sent(number, built()) == []  # of the envs that it made before
+        again = session.exited(number)
+        assert StartProcesses((session.number(number),)) in again and only_tell(Build, again).message.rows == [number]
+    for number in range(3):
+        assert session.phase is Phase.BUILDING
+        session.worker_sent(number, built())
+    answer = only(Answer, [session.worker_sent(number, Mapped()) for number in range(3)][-1])
+    assert answer.message.num_workers == 3 and "not all of its envs are known" in answer.message.sizing
     assert (
         begun(hosting=messages.Hosting(shares_process=True)).worker_sent(0, replace(built(), may_share_process=False))
         == []
@@ -221,21 +177,19 @@ def making(sizing: WorkerCount = UNTOLD, machine: Machine = MACHINE, recipe: Rec
     ],
     ids=["told", "crowded", "no room", "vector env"],
 )
-def test_second_env_fails_the_session_whose_envs_cannot_have_a_process_each(made: dict[str, Any]) -> None:
-    session = making(**made)
-    assert Fail(SECOND) in session.worker_sent(0, RowFailed(SECOND))
+def test_envs_that_cannot_have_a_process_each_stay_where_they_are(made: dict[str, Any]) -> None:
+    assert not every(Kill, making(**made).worker_sent(0, replace(built(), may_share_process=False)))
 
 
-def test_only_env_of_a_worker_and_envs_that_are_made_have_a_process_that_fails_the_session() -> None:
-    session = making()
-    session.worker_sent(1, built())
-    assert only(Fail, session.exited(1, ExitCause("exited with status 3")))
-    for mapping in (RowFailed(SECOND), None):
-        session = making()
-        for worker in (0, 1):
-            session.worker_sent(worker, built())
-        found = session.worker_sent(0, mapping) if mapping else session.exited(0, ExitCause("exited with status 3"))
-        assert isinstance(found[0], Fail) and session.phase is Phase.CLOSING
+@pytest.mark.parametrize("are_made", [False, True])
+@pytest.mark.parametrize("raises", [False, True])
+def test_env_that_cannot_be_made_fails_the_session(are_made: bool, raises: bool) -> None:
+    session, second = making(), Failure("factory_failed", "env", "only one per process", env_index=2, worker=0)
+    for worker in (0, 1) if are_made else ():
+        session.worker_sent(worker, built())
+    ended = ExitCause("exited with status 3")
+    found = session.worker_sent(0, RowFailed(second)) if raises else session.exited(0, ended)
+    assert isinstance(found[0], Fail) and session.phase is Phase.CLOSING
 
 
 def test_client_is_told_once_what_envs_change_that_their_process_shares() -> None:
@@ -318,13 +272,13 @@ def test_session_may_come_to_have_a_process_for_each_env_until_the_first_are_mad
     assert ready().processes == 2
 
 
-def learned(session: Session) -> EnvFacts:
-    """What later sessions know of the envs, once all of those that are still to be made are made."""
+def learned(session: Session) -> bool:
+    """Whether later sessions share imports, once all of those that are still to be made are made."""
     for message in (built(), Mapped()):
         for worker, slot in enumerate(session.slots):
             if slot.waiting:
                 instructions = session.worker_sent(worker, message)
-    return only(Learn, instructions).facts
+    return only(Learn, instructions).shares_imports
 
 
 def sharing(gpus: Sequence[int] = (), **of_make: Any) -> Session:
@@ -347,7 +301,7 @@ def test_other_workers_start_once_the_first_has_imported_what_they_are_to_have(s
     assert [build.process for build in every(Tell, told)] == [*range(1, 16)]
     assert not any(build.message.says_imported for build in every(Tell, told))
     assert session.worker_sent(0, Imported(True)) == []
-    assert learned(session) == EnvFacts(True)
+    assert learned(session)
     session.exited(1)
     assert every(StartProcesses, session.elapsed(60.0)) == [StartProcesses((16,), shares_imports=shareable)]
 
@@ -365,12 +319,12 @@ def test_worker_that_ends_with_the_imports_of_another_makes_its_envs_without(lat
     session.handle(events.Made())
     session.worker_sent(0, Imported(True))
     if late:  # which it may be by itself
-        session.slots[1].process.late = Late("init", 1, 61.0, 60.0)
+        session.slots[1].process.killed_for = Late("init", 1, 61.0, 60.0)
         assert every(Fail, session.exited(1)) and session.phase is Phase.CLOSING
         return
     again = session.exited(1)
     assert StartProcesses((16,)) in again and only_tell(Build, again).process == 16
-    assert learned(session) == EnvFacts(False)  # later sessions do without from the start
+    assert not learned(session)  # later sessions do without from the start
 
 
 def test_progress_counts_the_first_envs() -> None:
@@ -394,27 +348,13 @@ def test_session_whose_envs_have_no_place_in_shared_memory_is_not_made() -> None
     assert "have no place in shared memory: an observation space of 1001 leaves" in failure.message
 
 
-def sized(
-    workers: int, chosen: bool = False, own_process: bool = False, factories: bytes = b"", **rules: Any
-) -> Session:
+def sized(workers: int, chosen: bool = False, factories: bytes = b"", **rules: Any) -> Session:
     """A session of 16 envs that has so many workers, which make their envs."""
-    sizing = WorkerCount(workers, "as the test wants it", chosen, own_process)
+    sizing = WorkerCount(workers, "as the test wants it", chosen)
     make = Make(16, factories=factories)
     session = Session(make, RECIPE, sizing, INFO_BYTES, MACHINE, restarts(), WorkerRules(**rules))
     session.handle(events.Made())
     return session
-
-
-@pytest.mark.parametrize(
-    ("workers", "seen", "before", "own_process"),
-    [(16, True, False, True), (16, False, True, True), (1, False, True, False), (16, False, False, False)],
-)
-def test_that_a_process_cannot_have_two_envs_is_learned_until_one_has(
-    workers: int, seen: bool, before: bool, own_process: bool
-) -> None:
-    session = sized(workers, own_process=seen)
-    session.launcher.rules = replace(session.launcher.rules, own_process=before)
-    assert learned(session).own_process is own_process
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
@@ -449,7 +389,7 @@ def test_make_is_answered_when_the_last_worker_has_mapped() -> None:
     assert session.worker_sent(1, Mapped()) == []
     made = Made(3, 2, [OBSERVATION], ACTION, b"meta", "rgb_array", "{}", sizing="as the test wants it", window=4)
     handed_over = [HandOver(0, 0, Serve(), 0), HandOver(1, 1, Serve(), 0)]
-    assert session.worker_sent(0, Mapped()) == [*handed_over, Learn(EnvFacts(False)), Answer(made)]
+    assert session.worker_sent(0, Mapped()) == [*handed_over, Learn(False), Answer(made)]
     assert session.phase is Phase.READY and not session.requests.pending_reply
 
 

@@ -893,7 +893,7 @@ def test_spare_that_hangs_or_has_too_much_memory_is_ended() -> None:
 def test_spare_that_is_about_to_be_ended_as_it_was_late_takes_no_place() -> None:
     session = ready(faults=Faults(init_s=1.0), **SPARES)
     session.sampled(0.0, 1.2)
-    assert session.slots.spares[2].late is not None and session.worker_sent(2, built(), now_s=1.2) == []
+    assert session.slots.spares[2].killed_for is not None and session.worker_sent(2, built(), now_s=1.2) == []
     assert len(session.exited(0, now_s=1.2)) == 1
 
 
@@ -910,7 +910,7 @@ def test_process_that_hangs_is_ended_and_not_the_spare_that_has_its_place_now() 
     session.sampled(0.2, 1.0)
     session.worker_sent(2, Building(1))  # so that only the lost worker's process hangs
     session.sampled(1.0, 1.4)
-    assert session.slots[0].process.late is not None
+    assert session.slots[0].process.killed_for is not None
     assert Assign(0, 2) in session.worker_sent(2, built(), now_s=1.5)
     session.worker_sent(0, Mapped(), now_s=1.5)
     assert session.elapsed(1.5 + STACKS_S) == [Kill(3)]

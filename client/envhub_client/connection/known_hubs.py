@@ -21,6 +21,7 @@ from envhub.transport.address import Address, HubKeys, quoted
 from envhub.transport.socket_file import open_socket_file
 from envhub_client.connection import ssh_tunnel
 
+Hubs = str | Secret[str] | Sequence[str | Secret[str]]
 _DNS, _RAY = "dns://", "ray://"
 LOOKUP_TIMEOUT_S = 60.0  # for a program to start and to connect to Ray
 _SHOWN, _WHY_CHARS_MAX = 10, 500  # hubs and characters in one error
@@ -289,7 +290,7 @@ class Member(NamedTuple):
     """A hub of a fleet."""
 
     name: str  # by which the fleet knows it, also when it comes back at another address
-    address: str | Secret[str]
+    address: str | Secret[str]  # empty for the private hub
 
 
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
@@ -301,7 +302,7 @@ def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     return (Member(addresses.written(address), address),)
 
 
-def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[Member, ...]:
+def all_members(hubs: Hubs) -> tuple[Member, ...]:
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
     chosen = [member for hub in named for member in members(hub)]
     if not chosen:
@@ -311,7 +312,6 @@ def all_members(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> tuple[
     return tuple(chosen)
 
 
-def stands_for_several(hubs: str | Secret[str] | Sequence[str | Secret[str]]) -> bool:
-    named = hubs if isinstance(hubs, (list, tuple)) else (hubs,)
-    kinds = dns_name, fleet_of
-    return len(named) > 1 or any(kind(hub) is not None for hub in named for kind in kinds)
+def stands_for_several(hubs: Hubs) -> bool:
+    named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
+    return len(named) > 1 or any(dns_name(hub) is not None or fleet_of(hub) is not None for hub in named)

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from typing_extensions import Unpack
 
 from envhub.errors import raised_by_env
-from envhub_client.envs.arguments import EnvIds, check_start_method
+from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
 from envhub_client.keywords import fields_of, meant
@@ -27,7 +27,6 @@ from envhub_client.session.options import (
     ObservationMode,
     SessionOptions,
 )
-from envhub_client.session.pending import exclusive
 from envhub_client.session.session import Session
 
 _BATCHED = (
@@ -140,14 +139,6 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
     def _wait_failed(self, error: Exception) -> None:
         _log(error)
         super()._wait_failed(error)
-
-    @exclusive
-    def render(self, env_ids: EnvIds = None) -> tuple[Any, ...]:  # noqa: D102
-        try:
-            return super().render(env_ids)
-        except Exception as error:
-            _log(error)
-            raise
 
 
 _KEYWORDS = (*inspect.signature(AsyncVectorEnv).parameters, *FAULT_FIELDS, *HOSTING_FIELDS)

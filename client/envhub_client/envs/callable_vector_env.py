@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,49 +28,39 @@ _BLANK_SHAPES = {"rgb_array": (64, 64, 3), "depth_array": (64, 64)}
 
 
 class Rendering:
-    """Decides how a call goes on where it renders, and has a frame for each env; other calls it leaves as they are."""
+    """Has a frame for each env of a call that renders, which goes on after a failure; other calls stay as they are."""
 
     def __init__(self, num_envs: int, render_mode: str | None, faults: FaultOptions) -> None:
         self._faults = faults
         self._last: list[Any] = [None] * num_envs  # frames of envs that were rendered
         shape = _BLANK_SHAPES.get(render_mode or "")
-        self._blank: Any = None if shape is None else np.zeros(shape, np.uint8)
-        self._unknown = render_mode not in (None, "human")  # how large frames are
+        self._example: Any = None if shape is None else np.zeros(shape, np.uint8)  # the frame seen last
 
-    def again(self, call: Call, results: Sequence[Any]) -> Call | None:
-        """The call to make after these results, to see how large frames are; None where they are known."""
-        if call.skip_unreset and not call.reset_first and self._unknown and all(each is NOT_RESET for each in results):
-            return replace(call, reset_first=True)
-        return None
-
-    def after_failure(self, call: Call, error: WorkerDied | EnvTimeout) -> Call:
-        """The call to make after one in which an env died: it is made again, and left alone until its reset."""
+    def check_repeatable(self, call: Call, error: WorkerDied | EnvTimeout) -> None:
+        """Raise the error of a call in which an env died, unless the env, made again, is left alone until its reset."""
         policy = self._faults.on_timeout if isinstance(error, EnvTimeout) else self._faults.on_crash
         if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
             raise error
-        if call.reset_first:
-            self._unknown = False  # an env died when it was reset to show a frame: no second try
-        return replace(call, reset_first=False)
 
     def complete(self, call: Call, results: tuple[Any, ...], rows: Sequence[int]) -> tuple[Any, ...]:
         """The results of the call for these rows; if it renders, the env's last frame, or a blank one, for each."""
         if not call.skip_unreset:
             return results
-        self._unknown = False
+        frames = [*results]
         for row, frame in zip(rows, results, strict=True):
+            if frame is not NOT_RESET and frame is not None:
+                self._example = frame
             if isinstance(frame, np.ndarray):
                 self._last[row] = frame.copy()  # the caller may draw into the one returned
-        frame = next((frame for frame in results if frame is not NOT_RESET and frame is not None), None)
-        if isinstance(frame, np.ndarray):
-            self._blank = np.zeros_like(frame)
-        elif frame is not None:
-            self._blank = type(frame)() if isinstance(frame, (list, str)) else None
-        both = zip(rows, results, strict=True)
-        return tuple(self._blank_frame(row) if frame is NOT_RESET else frame for row, frame in both)
+        for number, row in enumerate(rows):
+            if results[number] is NOT_RESET:
+                frames[number] = self._blank_frame() if self._last[row] is None else self._last[row].copy()
+        return tuple(frames)
 
-    def _blank_frame(self, row: int) -> Any:
-        frame = self._blank if self._last[row] is None else self._last[row]
-        return copy.copy(frame)  # the caller may draw into it
+    def _blank_frame(self) -> Any:
+        if isinstance(self._example, np.ndarray):
+            return np.zeros_like(self._example)
+        return type(self._example)() if isinstance(self._example, (list, str)) else None
 
 
 class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -81,6 +69,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     _session: VectorSession
     _rendering: Rendering
     _pending_call = Call("", b"")
+    _pending_rows: Sequence[int] = ()  # in the order of their results; empty for all
 
     @exclusive
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -92,12 +81,8 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             RequestRefused: the name begins with an underscore, and the hub is not private.
             EncodeError: an argument cannot be sent to a hub on the network.
         """
-        try:
-            self.call_async(name, *args, **kwargs)
-            return self.call_wait()
-        except BaseException as error:
-            self._session.pending.forget(error)
-            raise
+        self._check_call("call_async", name)
+        return self._called(self._call_of(name, args, kwargs))
 
     @exclusive
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
@@ -105,9 +90,9 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self._check_call("call_async", name)
         self._begin_call(self._call_of(name, args, kwargs))
 
-    def _begin_call(self, call: Call) -> None:
+    def _begin_call(self, call: Call, rows: Sequence[int] = ()) -> None:
         self._session.begin_call(call)
-        self._pending_call = call
+        self._pending_call, self._pending_rows = call, rows
 
     def _call_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], rows: Sequence[int] = ()) -> Call:
         """The call of a method; ``render`` leaves an env alone that was made again and not yet reset."""
@@ -117,26 +102,23 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     @repeatable
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the call begun by ``call_async``, for at most ``timeout`` seconds; errors as for ``step_wait``."""
-        rows, deadline = range(self.num_envs), None if timeout is None else Deadline(timeout)
+        rows, deadline = self._pending_rows or range(self.num_envs), None if timeout is None else Deadline(timeout)
         while True:
             call = self._pending_call
             try:
-                results = self._ordered(self._session.wait_call(call, timeout, self._decoder(call)), rows)
+                results = self._session.wait_call(call, timeout, self._decoder(call))
+                return self._rendering.complete(call, tuple(map(results.__getitem__, rows)), rows)
             except (WorkerDied, EnvTimeout) as error:
-                again: Call | None = self._rendering.after_failure(call, error)
-            else:
-                again = self._rendering.again(call, results)
-            if again is None:
-                return self._rendering.complete(call, results, rows)
-            self._begin_next(again)
+                self._rendering.check_repeatable(call, error)
+            self._begin_again(call)
             timeout = None if deadline is None else deadline.left_s()
 
-    def _begin_next(self, call: Call) -> None:
-        """Begin a call that the wait needs, too; interrupted, the wait repeats this."""
+    def _begin_again(self, call: Call) -> None:
+        """Begin this call once more; interrupted, the wait repeats this."""
         pending = self._session.pending
         state, kept = pending.state, pending.kept
         try:
-            self._begin_call(call)
+            self._session.begin_call(call)
         except BaseException:
             pending.give_up()
             pending.state, pending.kept = state, kept
@@ -212,10 +194,9 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """The rendered frame of every env, or of each of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
-        resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
-        the envs' ``render``. Errors as for ``call_some``, and ``WorkerDied`` or ``EnvTimeout``, where the policy is to
-        raise.
+        blank one, as large as other frames, once there were any. ``call("render")`` and ``call_some`` do the same, and
+        pass arguments to the envs' ``render``. Errors as for ``call_some``, and ``WorkerDied`` or ``EnvTimeout``, where
+        the policy is to raise.
         """
         rows = self._checked_rows("render", "render", env_ids)
         return self._called(self._call_of("render", (), {}, rows), rows)
@@ -262,23 +243,16 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             return []
         return [*map(int, checked_env_ids(env_ids, self.num_envs))]
 
-    def _called(self, call: Call, rows: Sequence[int]) -> tuple[Any, ...]:
-        rows = rows or range(self.num_envs)
-        while True:
-            try:
-                results = self._ordered(self._session.call(call, self._decoder(call)), rows)
-            except (WorkerDied, EnvTimeout) as error:
-                call = self._rendering.after_failure(call, error)
-                continue
-            if (again := self._rendering.again(call, results)) is None:
-                return self._rendering.complete(call, results, rows)
-            call = again
+    def _called(self, call: Call, rows: Sequence[int] = ()) -> tuple[Any, ...]:
+        try:
+            self._begin_call(call, rows)
+            return self.call_wait()
+        except BaseException as error:
+            self._session.pending.forget(error)
+            raise
 
     def _decoder(self, call: Call) -> Callable[[Frame], Any]:
         return self._decode_frame if call.skip_unreset else self._session.values.decode
 
     def _decode_frame(self, blob: Frame) -> Any:
         return self._session.values.decode(blob) if blob else NOT_RESET  # of an env that was left alone
-
-    def _ordered(self, results: dict[int, Any], rows: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(map(results.__getitem__, rows))

@@ -185,7 +185,7 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         mask[rows] = True
         self._last_reset = Reset(seeds, mask.tolist(), snapshot=snapshot.name)
         try:
-            session.begin_reset(self._last_reset, resets_all=False)
+            session.begin_reset(self._last_reset)
             return self.reset_wait()
         except BaseException as error:
             self._forget(error)

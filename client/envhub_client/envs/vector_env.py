@@ -22,6 +22,7 @@ from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
 from envhub.values.gym_api import MULTI_AGENT
+from envhub.vector_errors import NothingPending
 from envhub_client.deadline import Deadline
 from envhub_client.envs.arguments import (
     EnvIds,
@@ -258,12 +259,9 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
         env_ids: EnvIds = None,
     ) -> None:
         """Begin a reset; arguments and errors as for ``reset``."""
-        if env_ids is None:
-            resets_all = not (isinstance(options, dict) and "reset_mask" in options)
-        else:
+        if env_ids is not None:
             env_ids = checked_env_ids(env_ids, self.num_envs)
-            resets_all = len(env_ids) == self.num_envs
-        self._session.check_free("reset_async", resets_all=resets_all)
+        self._session.check_free("reset_async")
         if self._unreferenced:
             self._ask("list")  # which drops them
         seeds = seeds_of(seed, self.num_envs)
@@ -276,13 +274,13 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
         elif env_ids is not None:
             selected = np.zeros(self.num_envs, bool)
             selected[env_ids] = True
-            reset = Reset(seeds, [] if resets_all else selected.tolist(), self._options(options))
+            reset = Reset(seeds, [] if selected.all() else selected.tolist(), self._options(options))
         else:
             mask, passed_on = split_mask(options, self.num_envs)
             reset = Reset(seeds, mask, self._options(passed_on))
         self._last_reset = reset
         try:
-            self._session.begin_reset(reset, resets_all)
+            self._session.begin_reset(reset)
         except BaseException as error:  # such as an interrupt, after it was sent
             self._break_off(error)
             raise
@@ -461,11 +459,9 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
     def send(self, actions: Any, env_ids: EnvIds = None) -> None:
         """Begin a step of some envs, while others may be under way.
 
-        Envs of one worker of a vector env begin once all of them are sent; until then they are not under way.
-
         Args:
             actions: a batch of actions, one per entry of ``env_ids``, of numbers in arrays.
-            env_ids: different numbers of envs; None is every env.
+            env_ids: different numbers of envs; None is every env. Of a vector env all envs of a worker, or none.
 
         Raises:
             ValueError: an env is under way, or is none of these, or the envs are recorded; no env has moved.
@@ -515,11 +511,11 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
             flags = np.zeros(self.num_envs, bool)
             return observations, np.zeros(self.num_envs), flags, flags.copy(), infos, np.arange(self.num_envs)
         session.check_free("recv", among_others=True)
-        session.check_received()
+        if not (outstanding := session.lane.outstanding):
+            raise NothingPending("Calling `recv` without any prior call to `send` or `async_reset`.", "recv")
         min_envs = None if min_envs is None else operator.index(min_envs)
         if min_envs is not None and min_envs < 1:
             raise ValueError(f"min_envs must be at least 1, got {min_envs}")
-        outstanding = session.lane.outstanding
         try:
             part = self._read_rows(min(min_envs or outstanding, outstanding), timeout)
         except Exception as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import NoReturn
 
 import numpy as np
@@ -43,17 +42,6 @@ class LostRows:
         self.has_observation = np.zeros(count, bool)  # outstanding, with an observation of that hub
         self.reported = np.zeros(count, bool)  # truncated first by the last step of all rows
 
-    def of(self, rows: range) -> LostRows:
-        own = slice(rows.start, rows.stop)
-        part = LostRows([leaf[own] for leaf in self.earlier], self.truncates[own])
-        part.truncation_pending = self.truncation_pending[own].copy()
-        part.no_new_observation = self.no_new_observation[own].copy()
-        for env_ids, codes, arrays in self.waiting:
-            places = np.flatnonzero((rows.start <= env_ids) & (env_ids < rows.stop))
-            if places.size:
-                part.waiting.append((env_ids[places] - rows.start, codes, [array[places] for array in arrays]))
-        return part
-
     @property
     def are_waiting(self) -> np.ndarray:
         mask = np.zeros(len(self.truncates), bool)
@@ -86,10 +74,6 @@ class LostRows:
         for array, leaf in zip(observations, self.earlier, strict=True):
             array[rows] = leaf[rows]
 
-    def mark_truncated(self, rows: np.ndarray) -> None:
-        self.truncation_pending[rows] = False
-        self.forget(rows)
-
     def forget(self, rows: np.ndarray) -> None:
         self.truncates[rows] = False
         self.waiting = [each for each in self.waiting if not np.isin(each[0], rows).any()]
@@ -120,7 +104,6 @@ class LostPart:
         self.rebuild = rebuild
         self._has_object_leaves, self._lane_of, self._workers = has_object_leaves, lane_of, workers
         self._lane: Lane | None = None  # once the rows are on a hub again and something was begun there
-        self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the rebuild
         self._begin: Callable[[Lane], None] | None = None  # of all rows, which has not begun on a lane
         self._tried: tuple[int, ...] | None = None  # progress of the lane before ``_begin``, which may have begun there
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
@@ -133,7 +116,7 @@ class LostPart:
     @property
     def made(self) -> Sequence[HubPart]:
         """The parts that have the rows now, which are numbered from 0; none until they are on a hub again."""
-        return self.rebuild.made if self._own is None else [self._own]
+        return self.rebuild.made
 
     @property
     def has_failed(self) -> bool:
@@ -141,24 +124,12 @@ class LostPart:
         return self.rebuild.over and not self.made
 
     def successors(self, part: HubPart) -> list[HubPart]:
-        """The parts in place of ``part``, whose lane this is, each of one hub; itself as long as there are none.
+        """The parts in place of ``part``, whose lane this is, each of one hub; itself until its rows are settled.
 
         Nothing may be under way but steps of some rows, and ``settle`` must have been called.
         """
-        is_settled = self.rows.are_settled
-        if not self.made or (self._own is not None and not is_settled):
-            return [part]
-        parts = [each.moved(part.rows.start) for each in self.made]
-        if not is_settled:
-            for each, own in zip(parts, self.made, strict=True):
-                each.lane = self._of(own)
-        return parts
-
-    def _of(self, part: HubPart) -> LostPart:
-        lane = copy(self)
-        lane.num_envs, lane.rows = len(part.rows), self.rows.of(part.rows)
-        lane._own, lane._lane = part.moved(-part.rows.start), part.lane
-        return lane
+        is_over = self.made and self.rows.are_settled
+        return [each.moved(part.rows.start) for each in self.made] if is_over else [part]
 
     def _hub_lane(self) -> Lane:
         """The lane of the hubs that have the rows now; errors as for ``Rebuild.parts``."""
@@ -338,10 +309,6 @@ class LostPart:
                     lane.begin_rows(env_ids, codes, arrays)
                 waiting.pop(0)
 
-    @property
-    def waiting_rows(self) -> np.ndarray:
-        return np.flatnonzero(self.rows.are_waiting)
-
     def _done_on_hub(self, min_envs: int = 1) -> int:
         return self._lane.done_rows(min_envs) if self._lane is not None and self._lane.outstanding else 0
 
@@ -374,7 +341,8 @@ class LostPart:
 
     def taken(self, env_ids: np.ndarray) -> None:
         self._taken_on_hub(env_ids)
-        self.rows.mark_truncated(env_ids)
+        self.rows.truncation_pending[env_ids] = False
+        self.rows.forget(env_ids)
 
     def _taken_on_hub(self, env_ids: np.ndarray) -> None:
         if self._lane is None:

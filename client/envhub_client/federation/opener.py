@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,15 @@ from typing import Any
 
 from envhub import errors
 from envhub.protocol.messages import Made, Make
-from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
-from envhub_client.connection.known_hubs import Member
-from envhub_client.connection.zeromq_transport import ZeroMqTransport
+from envhub_client.connection.known_hubs import Hubs, Member, all_members
 from envhub_client.deadline import ANSWER_S, Deadline
 from envhub_client.federation.part import LOOK_S, SILENCE_S_MIN, HubPart, while_in_reach
 from envhub_client.federation.placement import OpenHub, checked_split, processes_of, room_for, roomiest
-from envhub_client.federation.rebuild import Rebuild
 from envhub_client.session.description import SessionDescription, ValueCodec
-from envhub_client.session.maker import SessionMaker, end_sessions
+from envhub_client.session.maker import SessionMaker, begun_connection, end_sessions
 from envhub_client.session.options import SessionOptions
 from envhub_client.session.session import SeedsGiven
 
@@ -45,14 +41,15 @@ def _await_end(connection: Connection, timeout: float | None) -> None:
 
 
 class PartsOpener:
-    """An ``Opener`` of sessions on several hubs."""
+    """Opens the sessions of a vector env, and ends them; of none of ``hubs`` on the private hub."""
 
-    is_only_hub = False
+    def __init__(self, hubs: Hubs | None, make: RowsMake, options: SessionOptions, is_only_hub: bool) -> None:
+        """Without ``options.split`` and ``options.hub_index`` the free CPUs say how many rows each hub gets.
 
-    def __init__(self, hubs: Callable[[], Sequence[Member]], make: RowsMake, options: SessionOptions) -> None:
-        """Without ``options.split`` and ``options.hub_index`` the free CPUs say how many rows each hub gets."""
-        self._hubs = hubs
-        self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=False), SeedsGiven()
+        ``is_only_hub``: all rows are always on the one hub, and if that does not let the program in, there is no other.
+        """
+        self._hubs, self.is_only_hub = hubs, is_only_hub
+        self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=hubs is None), SeedsGiven()
         self._make = make
         # Every one that may have a session of ours, and the name of its hub.
         self._connections: dict[Connection, str] = {}
@@ -61,12 +58,15 @@ class PartsOpener:
 
     def hubs(self) -> Sequence[Member]:
         """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
-        hubs = self._hubs()
+        hubs = [Member("the private hub", "")] if self._hubs is None else all_members(self._hubs)
         first = (self.options.hub_index or 0) % len(hubs)
         return [*hubs[first:], *hubs[:first]]
 
     def open(self, num_envs: int) -> list[HubPart]:
+        """Open the first sessions; errors as for ``FederatedSession``."""
         hubs = self.hubs()
+        if self.is_only_hub:
+            return self.parts(self.connect(hubs, CONNECT_TIMEOUT_S), [num_envs], 0)
         if self.options.hub_index is not None:
             return self._on_first_that_serves(hubs, num_envs)
         split = self.options.split
@@ -98,9 +98,8 @@ class PartsOpener:
         return connected
 
     def _begun(self, hub: Member, timeout: float) -> Connection | errors.EnvHubError:
-        token, reconnect_timeout = secrets.token_bytes(16), self.options.reconnect_timeout
         try:
-            connection = Connection(ZeroMqTransport(hub.address), token, timeout, reconnect_timeout)
+            connection = begun_connection(hub.address or None, timeout, self.options.reconnect_timeout)
         except errors.EnvHubError as error:
             return error
         with self._lock:
@@ -146,31 +145,15 @@ class PartsOpener:
             rows = range(first, first + count)
             first += count
             options = replace(self.options, num_workers=own_workers)
-            maker = SessionMaker(hub.member.address, self._make(rows), options)
+            maker = SessionMaker(hub.member.address or None, self._make(rows), options)
             maker.keeps_last = True  # a reset may leave out all rows of a hub
-            maker.begin(hub.connection, seeds=self.seeds.first_seeds(rows) if again else None)
-            makers.append((hub.member.name, rows, maker))
-        lanes = [maker.describe(self._made(makers, maker, is_wanted)) for _, _, maker in makers]
+            connection = hub.connection
+            maker.begin(connection, seeds=self.seeds.first_seeds(rows) if again else None)
+            name = (connection.hub or errors.hub_at(connection.address)) if self.is_only_hub else hub.member.name
+            makers.append((name, rows, maker))
+        lanes = [maker.describe(_made(maker, is_wanted)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
-
-    def _made(
-        self, makers: Sequence[tuple[str, range, SessionMaker]], maker: SessionMaker, is_wanted: Callable[[], bool]
-    ) -> Made:
-        while True:
-            try:
-                return maker.made(LOOK_S)
-            except errors.HubTimeout:
-                if not is_wanted():
-                    raise errors.SessionLost("the envs are wanted no more") from None
-            except errors.RequestRefused as error:
-                deadline = Deadline(ANSWER_S)
-                others = [other for _, _, other in makers if other is not maker and _makes(other, deadline.left_s())]
-                if not others:
-                    raise
-                names = " and ".join(each.connection.address for each in others)
-                text = f"{error}; {names} made these envs, which each hub of a vector env has to make"
-                raise errors.of_hub(errors.RequestRefused(text), error.hub) from error
 
     def end(
         self,
@@ -191,28 +174,34 @@ class PartsOpener:
         self,
         lost: HubPart,
         gone: Sequence[HubPart],
-        rebuild: Rebuild,
+        is_wanted: Callable[[], bool],
         num_workers: int | None,
         check: Callable[[HubPart], None],
         deadline: Deadline,
     ) -> Sequence[HubPart]:
+        """Open and ``check`` sessions for the rows of a lost part, in place of those that are gone, or leave none."""
+        timeout = min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())) if self.is_only_hub else REBUILD_ANSWER_S
         failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {lost.hub} no more")]
         for members in self._choices(lost):
-            hubs = self.connect(members, REBUILD_ANSWER_S, failures.append)
+            hubs = self.connect(members, timeout, failures.append)
             try:
-                if any(hub.member.name == lost.hub for hub in hubs):  # it may have no room for both
+                if self.is_only_hub or any(hub.member.name == lost.hub for hub in hubs):  # it may have no room for both
                     with suppress(errors.ConnectionInUse):  # an interrupt may have left it so
                         self.end([part.connection for part in gone])
                 if hubs:
-                    return self._opened(lost, hubs, rebuild, num_workers, check)
-            except errors.EnvHubError as error:
+                    return self._opened(lost, hubs, is_wanted, num_workers, check)
+            except Exception as error:
                 self.end([hub.connection for hub in hubs])
+                if not isinstance(error, errors.EnvHubError):  # such as of an env
+                    raise
                 failures.append(error)
         raise next((each for each in failures if not isinstance(each, errors.HubUnreachable)), failures[-1])
 
     def _choices(self, lost: HubPart) -> list[list[Member]]:
         """Hubs that may have the rows; the lost one only where no others have them: it may not come back."""
         members = self.hubs()
+        if self.is_only_hub:
+            return [[*members]]
         others = [member for member in members if member.name != lost.hub]
         same = [member for member in members if member.name == lost.hub]
         return [others, same] if self.options.on_hub_loss == "redistribute" else [same]
@@ -221,7 +210,7 @@ class PartsOpener:
         self,
         lost: HubPart,
         hubs: Sequence[OpenHub],
-        rebuild: Rebuild,
+        is_wanted: Callable[[], bool],
         num_workers: int | None,
         check: Callable[[HubPart], None],
     ) -> list[HubPart]:
@@ -229,13 +218,13 @@ class PartsOpener:
         # The envs of a vector env are one: on one hub, by as many workers.
         on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
         counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
-        parts = self.parts(hubs, counts, lost.rows.start, True, lambda: not rebuild.stopped, num_workers)
+        parts = self.parts(hubs, counts, lost.rows.start, True, is_wanted, num_workers)
         for part in parts:
             check(part)
         return parts
 
     def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
-        """Once it is unwanted, a hub out of reach is left to end a session whose client does not return."""
+        """End sessions in whose place are others; of a hub that is out of reach, as long as that ``is_wanted``."""
 
         def wait(connection: Connection, timeout: float | None) -> None:
             while is_wanted():
@@ -252,19 +241,20 @@ class PartsOpener:
                     return
                 time.sleep(LOOK_S)
 
-    def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
+    def end_all(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
+        """End all sessions, and open none any more."""
         with self._lock:
             self.closed = True
         self.end([*self._connections], terminate, deadline)
 
 
-def _makes(maker: SessionMaker, timeout: float) -> bool:
-    """True if its hub has made the envs, at the latest after ``timeout`` seconds."""
-    try:
-        maker.made(timeout)
-    except errors.EnvHubError:
-        return False
-    return True
+def _made(maker: SessionMaker, is_wanted: Callable[[], bool]) -> Made:
+    while True:
+        try:
+            return maker.made(LOOK_S)
+        except errors.HubTimeout:
+            if not is_wanted():
+                raise errors.SessionLost("the envs are wanted no more") from None
 
 
 def check_distinct(hubs: Mapping[Connection, str]) -> None:
@@ -306,74 +296,3 @@ def _compared(
         ("metadata", wanted.metadata, made.metadata),
         ("kinds of envs", wanted.vector, made.vector),
     ]
-
-
-class OnlyHub:
-    """An ``Opener`` of sessions on the hub at one address, or on the private hub."""
-
-    is_only_hub = True
-
-    def __init__(self, address: str | Secret[str] | None, make: Make, options: SessionOptions) -> None:
-        self.options, self.values, self.seeds = options, ValueCodec(allow_pickle=address is None), SeedsGiven()
-        self._address, self._make = address, make
-        self._makers: list[SessionMaker] = []  # of sessions that may be there; the last one is in use
-        self.closed = False
-
-    def open(self, num_envs: int) -> list[HubPart]:
-        maker = self._new_maker()
-        self._makers.append(maker)  # before there is a session: an interrupt may come as soon as there is
-        return [self._part(maker, range(num_envs))]
-
-    def _new_maker(self) -> SessionMaker:
-        maker = SessionMaker(self._address, self._make, self.options)
-        maker.keeps_last = True
-        return maker
-
-    def _part(
-        self,
-        maker: SessionMaker,
-        rows: range,
-        timeout: float = CONNECT_TIMEOUT_S,
-        num_workers: int | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> HubPart:
-        lane = maker.make(timeout, num_workers, seeds)
-        return HubPart(maker.connection.hub or errors.hub_at(maker.connection.address), rows, maker, lane)
-
-    def open_again(
-        self,
-        lost: HubPart,
-        gone: Sequence[HubPart],
-        rebuild: Rebuild,
-        num_workers: int | None,
-        check: Callable[[HubPart], None],
-        deadline: Deadline,
-    ) -> Sequence[HubPart]:
-        if isinstance(rebuild.loss, errors.RemoteProtocolError):
-            for part in gone:
-                part.maker.end_on_hub()  # it may have no room for both
-        maker = self._new_maker()
-        maker.is_wanted = lambda: not rebuild.stopped
-        try:
-            timeout = min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s()))
-            part = self._part(maker, lost.rows, timeout, num_workers, self.seeds.first_seeds(lost.rows))
-            check(part)
-            if rebuild.stopped:
-                raise rebuild.loss
-            self._makers.append(maker)
-        except BaseException:
-            maker.end()
-            raise
-        return [part]
-
-    def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
-        for part in gone if is_wanted() else ():
-            part.maker.end()
-            self._makers.remove(part.maker)
-
-    def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
-        self.closed = True
-        for maker in self._makers[:-1]:
-            maker.end()
-        for maker in self._makers[-1:]:
-            maker.end(terminate, deadline)

@@ -8,16 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Protocol
 
 from envhub import errors
 from envhub.protocol.messages import Op, SetAttr
 from envhub.values import spaces
 from envhub_client.deadline import Deadline
+from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.part import HubPart, set_attr_of
-from envhub_client.session.description import SessionDescription, ValueCodec
-from envhub_client.session.options import SessionOptions
-from envhub_client.session.session import SeedsGiven
+from envhub_client.session.description import SessionDescription
 
 DEATHS_MAX = 3  # of workers that make the envs again, one after the other; a hub tolerates as many of one worker
 RETRY_S = 0.2  # between tries where no hub answers; where one refuses, each pause is twice as long as the last
@@ -125,40 +123,10 @@ class Rebuild:
             self._thread.join(JOIN_S)
 
 
-class Opener(Protocol):
-    """Opens the sessions of a vector env, and ends them."""
-
-    options: SessionOptions
-    values: ValueCodec  # encodes for these hubs
-    seeds: SeedsGiven  # by the program, to its envs
-    is_only_hub: bool  # if it does not let the program in, there is no other session
-    closed: bool  # nothing is opened any more
-
-    def open(self, num_envs: int) -> list[HubPart]:
-        """Open the first sessions; errors as for ``FederatedSession``."""
-
-    def open_again(
-        self,
-        lost: HubPart,
-        gone: Sequence[HubPart],
-        rebuild: Rebuild,
-        num_workers: int | None,
-        check: Callable[[HubPart], None],
-        deadline: Deadline,
-    ) -> Sequence[HubPart]:
-        """Open and ``check`` sessions for the rows of a lost part, in place of those that are gone, or leave none."""
-
-    def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
-        """End sessions in whose place are others; of a hub that is out of reach, as long as that ``is_wanted``."""
-
-    def end_all(self, terminate: bool, deadline: Deadline | None = None) -> None:
-        """End all sessions, and open none any more."""
-
-
 class PartRebuilder:
     """Has the rows of lost parts made again, with the attributes that were set."""
 
-    def __init__(self, opener: Opener, description: SessionDescription) -> None:
+    def __init__(self, opener: PartsOpener, description: SessionDescription) -> None:
         self.is_only_hub = opener.is_only_hub
         # Seconds for which the rows of other hubs wait for those of a lost one.
         self.patience_s = math.inf if opener.is_only_hub else opener.options.faults.restart_wait
@@ -215,10 +183,13 @@ class PartRebuilder:
             self._set_again(part)
 
         def make(deadline: Deadline) -> Sequence[HubPart]:
-            return self._opener.open_again(lost, gone, rebuild, num_workers, check, deadline)
+            return self._opener.open_again(lost, gone, is_wanted, num_workers, check, deadline)
+
+        def is_wanted() -> bool:
+            return not rebuild.stopped
 
         timeout = self._opener.options.reconnect_timeout
-        parts = made_again(make, rebuild.loss, losses, timeout, lambda: not rebuild.stopped, self.is_only_hub)
+        parts = made_again(make, rebuild.loss, losses, timeout, is_wanted, self.is_only_hub)
         for each in parts:
             each.maker.losses = losses + 1
         log.warning("envs %s exist again on %s", _text(lost.rows), ", ".join(each.hub for each in parts))

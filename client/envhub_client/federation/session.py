@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,20 +23,21 @@ from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.joint_request import JointRequest
 from envhub_client.federation.lane import FederatedLane
+from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.part import HubPart, call_of, set_attr_of
-from envhub_client.federation.rebuild import Opener, PartRebuilder
+from envhub_client.federation.rebuild import PartRebuilder
 from envhub_client.federation.snapshots import JointSnapshots
 from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Decode, HubLane
 from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.pending import InUse, PendingRequest
-from envhub_client.session.session import VectorSession, WholeWorkers, detach
+from envhub_client.session.session import VectorSession, detach
 
 
 class FederatedSession(VectorSession):
     """A ``VectorSession`` of parts; that class describes its attributes, and methods without a docstring."""
 
-    def __init__(self, class_name: str, opener: Opener, num_envs: int) -> None:
+    def __init__(self, class_name: str, opener: PartsOpener, num_envs: int) -> None:
         """Errors are those of ``Session``, of the first hub in the order of ``hubs``, and of hubs that do not agree."""
         self.in_use = InUse()
         self._opener = self._closable = opener
@@ -51,14 +51,11 @@ class FederatedSession(VectorSession):
             self.lane = self._lane = FederatedLane(parts, has_object_leaves, self.options.copy, recovery)
             self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
             self._snapshots = JointSnapshots(self._lane, self._request)
-            self._whole_workers = WholeWorkers(
-                part.rows[n :: part.maker.sizing.num_workers]
-                for part in parts
-                for n in range(part.maker.sizing.num_workers)
-            )
+            workers = [(part.rows, part.maker.sizing.num_workers) for part in parts]
+            self._worker_rows = [rows[n::count] for rows, count in workers for n in range(count)]
             self.pending = PendingRequest(class_name, (self.lane, self._request))
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
-            self._opener.end_all(terminate=True)
+            self._opener.end_all()
             hide_frames(error)
             raise
 
@@ -96,16 +93,11 @@ class FederatedSession(VectorSession):
     def hub_of(self, env: int) -> str | None:
         return next(part.connection.hub for part in self._lane.parts if env in part.rows)
 
-    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
+    def check_free(self, what: str, among_others: bool = False) -> None:
         """Check that ``what`` may be begun, once each hub has its part of a call that was given up."""
         if not self._opener.closed:
             self._request.settle()
-        super().check_free(what, among_others, resets_all)
-
-    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
-        with self._given_up_at_error():
-            self._ask_call(call, self._lane.present_parts(call.rows))
-            return self._call_results(call, None, decode)
+        super().check_free(what, among_others)
 
     @contextlib.contextmanager
     def _given_up_at_error(self) -> Iterator[None]:
@@ -140,7 +132,7 @@ class FederatedSession(VectorSession):
             lanes[part].begin_call(messages[part])
 
         def wait(part: HubPart, timeout: float | None) -> dict[int, Frame]:
-            keep: Decode = bytes if lanes[part].name == "shared" else _same  # which has views of its memory
+            keep: Decode = bytes if lanes[part].name == "shared" else memoryview  # which has views of its memory
             results = reached(part, timeout, lambda left_s: lanes[part].wait_call(left_s, keep))
             return {part.rows[row]: frame for row, frame in results.items()}
 
@@ -193,19 +185,6 @@ class FederatedSession(VectorSession):
         with self.in_use:
             self._rebuilder.stop()
             self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing() or not hasattr(self, "_opener"):
-            return
-        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
-            self._opener.end_all(terminate=True)
-        elif not self.pending.closed:
-            with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=False, finish=lambda: None)
-
-
-def _same(frame: Frame) -> Frame:
-    return frame
 
 
 def _observed(lane: FederatedLane, part: HubPart, timeout: float | None) -> tuple[Observed, list[np.ndarray]]:

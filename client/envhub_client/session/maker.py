@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envhub import errors
-from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramEnvironment, ProgramOrigin
+from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramOrigin
 from envhub.protocol.validation import ORIGIN_CHARS_MAX
 from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub.values.compression import BYTE_NS, LIBRARIES, available
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
-from envhub_client.connection.zeromq_transport import HEARTBEAT_MS
+from envhub_client.connection.zeromq_transport import HEARTBEAT_MS, ZeroMqTransport
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.wire import InfoTemplates, WireLane
@@ -35,13 +35,9 @@ from envhub_client.session.description import SessionDescription, Sizing, ValueC
 from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.options import PRIVATE, SessionOptions
 
-if TYPE_CHECKING:
-    from envhub_client.private_hub.process import PrivateHub
-
 KILL_TIMEOUT_S = 2.0
 EXIT_S = 1.0  # for hubs that serve others, too, to end the sessions of a program that ends
 SEQS_AHEAD = 1 << 32  # of the requests that a daemon thread may send until then
-LOOK_S = 0.25  # between looks at whether envs that are made again are still wanted
 
 log = logging.getLogger("envhub")
 
@@ -62,49 +58,20 @@ class SessionMaker:
         self.closed = False  # or its end has begun
         self.keeps_last = False  # whether the lane is to have ``last_observations``
         self.losses = 0  # of sessions before it, in a row, that ended soon
-        self.is_wanted: Callable[[], bool] | None = None  # asked while envs are made; None: they are
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be
 
-    def make(
-        self, timeout: float | None = None, num_workers: int | None = None, seeds: Sequence[int | None] | None = None
-    ) -> HubLane:
-        """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do.
-
-        ``num_workers`` and the ``seeds`` of the envs' first resets are those of a lost session.
-        """
+    def make(self, timeout: float | None = None) -> HubLane:
+        """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do."""
         timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
-        private = program_hub() if self.hub is None else None
-        try:
-            made = self._open_on(private, timeout, num_workers, seeds)
-        except errors.HubUnreachable:
-            if private is None or private.alive:
-                raise
-            made = self._open_on(program_hub(), timeout, num_workers, seeds)  # it had just been killed
-        return self.describe(made)
+        self.begin(begun_connection(self.hub, timeout, self.options.reconnect_timeout).await_hub())
+        return self.describe(self.made())
 
-    def _open_on(
-        self, private: PrivateHub | None, timeout: float, num_workers: int | None, seeds: Sequence[int | None] | None
-    ) -> Made:
-        address, own = (private.address, private.own) if private else (self.hub or "", None)
-        connection = connect(address, secrets.token_bytes(16), timeout, own, self.options.reconnect_timeout)
-        self.begin(connection, program_environment() if private else None, num_workers, seeds)
-        while self.is_wanted is not None:
-            try:
-                return self.made(LOOK_S)
-            except errors.HubTimeout:
-                if not self.is_wanted():
-                    raise errors.SessionLost("the envs are wanted no more") from None
-        return self.made()
+    def begin(self, connection: Connection, seeds: Sequence[int | None] | None = None) -> None:
+        """Ask for a session by this connection; ``made`` waits for it. Errors as for ``_complete``.
 
-    def begin(
-        self,
-        connection: Connection,
-        program_environment: ProgramEnvironment | None = None,
-        num_workers: int | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> None:
-        """Ask for a session by this connection; ``made`` waits for it. Errors as for ``_complete``."""
+        The ``seeds`` of the envs' first resets are those of a lost session.
+        """
         end_at_exit(self)
         self._connections.append(connection)  # before there is a session on it: an interrupt may come as soon as it is
         self.connection, self.compression = connection, _chosen_compression(self.options.compression, connection)
@@ -115,20 +82,19 @@ class SessionMaker:
             connection.send(Op.ATTACH, wanted)
         else:
             connection.row_offset, connection.num_envs = wanted.row_offset, wanted.num_envs
-            make = self._complete(wanted, program_environment, num_workers)
+            make = self._complete(wanted)
             if seeds is not None:
                 own = [] if all(seed is None for seed in seeds) else [*seeds]
                 make = replace(make, seeds=own, fresh=True)
             connection.send(Op.MAKE, make)
 
-    def _complete(
-        self, make: Make, program_environment: ProgramEnvironment | None, num_workers: int | None = None
-    ) -> Make:
+    def _complete(self, make: Make) -> Make:
         """The request with what the options say; ``RequestRefused`` for one that either side cannot keep."""
         options, hosting, setup = self.options, self.options.hosting, self.options.hosting.worker_setup
-        if program_environment is not None:
+        own = None
+        if self.hub is None:
             python = "" if hosting.python is None else os.path.expanduser(str(hosting.python))
-            program_environment = replace(program_environment, python=python, rendering=hosting.rendering or "")
+            own = replace(program_environment(), python=python, rendering=hosting.rendering or "")
             if isinstance(setup, str):
                 setup = pickled_by_value_if_unimportable(setup)
         elif chosen := [name for name in PRIVATE if getattr(hosting, name) is not None]:
@@ -138,14 +104,12 @@ class SessionMaker:
         if not (setup is None or isinstance(setup, str)):
             code = pickled_for_workers("worker_setup", setup)
             fields = {"worker_setup_code": code, "python": make.python or own_python()}
-        if num_workers is None and not isinstance(options.num_workers, str):
-            num_workers = options.num_workers
         return replace(
             make,
-            num_workers=num_workers,
+            num_workers=None if isinstance(options.num_workers, str) else options.num_workers,
             autoreset_mode=options.autoreset_mode.value,
             observation_mode=options.observation_mode if isinstance(options.observation_mode, str) else "different",
-            program_environment=program_environment,
+            program_environment=own,
             columns=True,
             spin_us=options.spin_us,
             pin=options.pin,
@@ -203,19 +167,20 @@ class SessionMaker:
     def give_up(self) -> None:
         self.connection.give_up()
 
-    def end_on_hub(self) -> None:
-        """End the session on its hub, which has broken the protocol; its connection stays."""
-        with _expecting_end(self.connection):
-            self.connection.give_up()
-            self.connection.ask(Op.CLOSE, Close(terminate=True), timeout=KILL_TIMEOUT_S)
-
-    def end(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
+    def end_all(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
         """End the session, or what an error or an interrupt has left of its making; as ``end_sessions``."""
         self.closed = True
         end_sessions(self.open_connections(), terminate, deadline)
         for connection in self._connections:
             connection.close()
         self._connections.clear()
+
+
+def begun_connection(hub: str | Secret[str] | None, timeout: float, reconnect_timeout: float) -> Connection:
+    """A connection to this hub, or without one to the private hub, that is begun: ``await_hub`` follows."""
+    private = program_hub() if hub is None else None
+    transport = ZeroMqTransport(private.address, private.own) if private is not None else ZeroMqTransport(hub or "")
+    return Connection(transport, secrets.token_bytes(16), timeout, reconnect_timeout)
 
 
 def end_sessions(

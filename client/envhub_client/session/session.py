@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
@@ -20,7 +20,7 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, SetAttr, SnapshotRequest
 from envhub.secret import Secret
 from envhub.transport.address import written
-from envhub.vector_errors import NothingPending, SessionBusy
+from envhub.vector_errors import SessionBusy
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
@@ -52,62 +52,6 @@ class SeedsGiven:
         return [reseeded(self._seeds.get(row), 0, self._losses[row]) for row in rows]
 
 
-class _Sent(NamedTuple):
-    """The action of one env, by a code per leaf and an array of one row per leaf."""
-
-    codes: bytes
-    arrays: Sequence[np.ndarray]
-
-
-Begin = Callable[[np.ndarray, bytes, Sequence[np.ndarray]], None]
-
-
-class WholeWorkers:
-    """Holds the actions of envs until those of the other envs of their worker are sent."""
-
-    def __init__(self, workers: Iterable[range]) -> None:
-        self._worker_rows = {row: rows for rows in workers for row in rows}
-        self._hold({})
-
-    def _hold(self, actions: dict[int, _Sent]) -> None:
-        self._actions, self.held = actions, sorted(actions)
-
-    def _rows(self, env_ids: Iterable[int]) -> list[int]:
-        return sorted(row for rows in {self._worker_rows[env_id] for env_id in env_ids} for row in rows)
-
-    @property
-    def missing(self) -> list[int]:
-        """The envs that those that are held wait for, ascending."""
-        return [row for row in self._rows(self.held) if row not in self._actions]
-
-    def give_up(self) -> None:
-        self._hold({})
-
-    def send(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray], begin: Begin) -> None:
-        """Have ``begin`` step the workers whose envs are all sent, and hold the others; an error changes nothing."""
-        rows = env_ids.tolist()
-        if not self.held and self._rows(rows) == sorted(rows):
-            begin(env_ids, codes, arrays)
-            return
-        if again := [row for row in rows if row in self._actions]:
-            raise ValueError(f"envs {again} are sent already, and wait for envs {self.missing} of their worker")
-        before = self._actions
-        sent = before | {row: _Sent(codes, [a[n : n + 1].copy() for a in arrays]) for n, row in enumerate(rows)}
-        workers = {self._worker_rows[row] for row in rows}
-        whole = sorted(row for worker in workers if all(row in sent for row in worker) for row in worker)
-        if len({sent[row].codes for row in whole}) > 1:
-            raise ValueError("a vector env takes the actions of all its envs as arrays of one dtype; no env has moved")
-        self._hold({row: sent[row] for row in sent.keys() - whole})
-        if not whole:
-            return
-        try:
-            joined = [np.concatenate(parts) for parts in zip(*(sent[row].arrays for row in whole), strict=True)]
-            begin(np.array(whole), sent[whole[0]].codes, joined)
-        except Exception:  # after an interrupt they may be under way
-            self._hold(before)
-            raise
-
-
 class VectorSession(ABC):
     """Everything that a ``HubVectorEnv`` needs of its envs, wherever these are.
 
@@ -121,8 +65,8 @@ class VectorSession(ABC):
     in_use: InUse
     lane: Lane  # the same object for the session's whole life
     pending: PendingRequest  # says too whether the session is over
-    _whole_workers: WholeWorkers
-    _closable: Any  # is ``closed`` once the session's end has begun, even where an interrupt broke off ``close``
+    _worker_rows: Sequence[range]  # of each worker
+    _closable: Any  # ends all; is ``closed`` once that has begun, even where an interrupt broke off ``close``
     _seeds: SeedsGiven
 
     @property
@@ -147,15 +91,12 @@ class VectorSession(ABC):
         """The name of the hub that has this env now; None for a private hub, or where it is not known."""
 
     @abstractmethod
-    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
-        """Make a call of its rows, or of all rows if it names none, and wait for it; the decoded results."""
-
-    @abstractmethod
-    def begin_call(self, call: Call) -> None: ...
+    def begin_call(self, call: Call) -> None:
+        """Begin a call of its rows, or of all rows if it names none."""
 
     @abstractmethod
     def wait_call(self, call: Call, timeout: float | None, decode: Decode) -> dict[int, Any]:
-        """The results of this call, which was begun; as ``call``, and with errors as for ``PendingRequest.wait``."""
+        """The decoded results of this call, which was begun; errors as for ``PendingRequest.wait``."""
 
     @abstractmethod
     def set_attr(self, message: SetAttr) -> None: ...
@@ -179,49 +120,31 @@ class VectorSession(ABC):
         ``finish`` waits for the pending request, if there is one. May be called again.
         """
 
-    def check_free(self, what: str, among_others: bool = False, resets_all: bool = False) -> None:
-        """Check that ``what`` may be begun; with ``among_others`` also while some envs are outstanding.
-
-        ``resets_all``: it is a reset of all envs, which may be begun while some wait for others of their worker.
-        """
+    def check_free(self, what: str, among_others: bool = False) -> None:
+        """Check that ``what`` may be begun; with ``among_others`` also while some envs are outstanding."""
         pending = self.pending
         if pending.closed or self._closable.closed:
             raise pending.closed_error()
         if pending.state is not AsyncState.DEFAULT:
             raise pending.busy_error(what)
-        if (workers := self._whole_workers).held and not among_others and not resets_all:
-            text = f"while envs {workers.held} wait for envs {workers.missing} of their worker to be sent."
-            raise SessionBusy(f"Calling `{what}` {text}", "send")
         if pending.returned is not None:
             self.lane.taken(pending.returned)
             pending.returned = None
         if self.lane.settle() and not among_others:
             raise SessionBusy(f"Calling `{what}` while envs are under way that `recv` has not returned.", "recv")
 
-    def begin_reset(self, reset: Reset, resets_all: bool) -> None:
-        """Begin a reset; one of all envs gives up those that wait for others of their worker."""
-        if resets_all:
-            self._whole_workers.give_up()
+    def begin_reset(self, reset: Reset) -> None:
         self._seeds.remember(reset)
         self.pending.begin(AsyncState.WAITING_RESET, self.lane.begin_reset, reset)
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
-        """Begin a step of these envs; those of a vector env wait for the others of their worker."""
-        if not self.description.vector:
-            self.lane.begin_rows(env_ids, codes, arrays)
-            return
-        outstanding = self.lane.are_outstanding[env_ids]
-        if outstanding.any():
-            raise ValueError(f"envs {env_ids[outstanding].tolist()} are under way; receive them first")
-        self._whole_workers.send(env_ids, codes, arrays, self.lane.begin_rows)
-
-    def check_received(self) -> None:
-        if self.lane.outstanding:
-            return
-        why = "without any prior call to `send` or `async_reset`."
-        if (workers := self._whole_workers).held:
-            why = f"while envs {workers.held} of a vector env wait for envs {workers.missing} of their worker."
-        raise NothingPending(f"Calling `recv` {why}", "recv")
+        """Begin a step of these envs; ``ValueError`` for some of a vector env's worker without the others."""
+        if self.description.vector:
+            sent = set(env_ids.tolist())
+            if torn := [[*rows] for rows in self._worker_rows if 0 < len(sent.intersection(rows)) < len(rows)]:
+                text = "a vector env steps all envs of a worker in one call: send all or none of"
+                raise ValueError(f"{text} {' and '.join(errors.brief(rows, 300) for rows in torn)}; no env has moved")
+        self.lane.begin_rows(env_ids, codes, arrays)
 
     def _end_once_finished(self, finish: Callable[[], object], end: Callable[[], None]) -> None:
         try:
@@ -234,6 +157,15 @@ class VectorSession(ABC):
         finally:
             end()
             self.pending.closed = True
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing() or not hasattr(self, "_closable"):
+            return
+        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
+            self._closable.end_all()
+        elif not self.pending.closed:
+            with contextlib.suppress(errors.Forked):  # it is the parent's
+                self.close(terminate=False, finish=lambda: None)
 
 
 class Session(VectorSession):
@@ -267,10 +199,10 @@ class Session(VectorSession):
             self.lane = self._maker.make(timeout)
             self.description = self._maker.description
             workers = self.sizing.num_workers
-            self._whole_workers = WholeWorkers(range(n, self.description.num_envs, workers) for n in range(workers))
+            self._worker_rows = [range(n, self.description.num_envs, workers) for n in range(workers)]
             self.pending = PendingRequest(class_name, (self._maker, self.lane))
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
-            self._maker.end()
+            self._maker.end_all()
             hide_frames(error)
             raise
 
@@ -297,17 +229,6 @@ class Session(VectorSession):
     def hub_of(self, env: int) -> str | None:
         return self.connection.hub
 
-    def call(self, call: Call, decode: Decode) -> dict[int, Any]:
-        return self._ask(call, decode)
-
-    def _ask(self, message: Call | SetAttr, decode: Decode) -> dict[int, Any]:
-        try:  # around all of it: an interrupt must not leave the call pending
-            self.lane.begin_call(message)
-            return self.lane.wait_call(None, decode)
-        except BaseException:
-            self.connection.give_up()
-            raise
-
     def begin_call(self, call: Call) -> None:
         self.pending.begin(AsyncState.WAITING_CALL, self.lane.begin_call, call)
 
@@ -315,7 +236,12 @@ class Session(VectorSession):
         return self.pending.wait(AsyncState.WAITING_CALL, self.lane.wait_call, timeout, decode)
 
     def set_attr(self, message: SetAttr) -> None:
-        self._ask(message, lambda blob: None)
+        try:  # around all of it: an interrupt must not leave it pending
+            self.lane.begin_call(message)
+            self.lane.wait_call(None, lambda blob: None)
+        except BaseException:
+            self.connection.give_up()
+            raise
 
     def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
         try:
@@ -341,16 +267,7 @@ class Session(VectorSession):
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._end_once_finished(finish, partial(self._maker.end, terminate, deadline))
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing() or not hasattr(self, "_maker"):
-            return
-        if not hasattr(self, "pending"):  # its making was interrupted, and so was the end of that
-            self._maker.end()
-        elif not self.pending.closed:
-            with contextlib.suppress(errors.Forked):  # it is the parent's
-                self.close(terminate=False, finish=lambda: None)
+                self._end_once_finished(finish, partial(self._maker.end_all, terminate, deadline))
 
 
 def detach(maker: SessionMaker) -> None:

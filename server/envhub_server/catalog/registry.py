@@ -348,14 +348,6 @@ def _from_table(name: str, settings: EnvSettings) -> _Entry:
 ENVS_MAX = 512  # the one used longest ago is forgotten for a new one
 
 
-@dataclass(frozen=True)
-class EnvFacts:
-    """Facts about an env that was made before."""
-
-    shares_imports: bool = True  # False if a worker that was forked with the imports of another did not make it
-    own_process: bool = False  # True if a process could not make two of them
-
-
 def key(make: Make) -> str:
     """The key of a session's env; empty if the env cannot be told from others."""
     if (make.factories or make.runner) and not make.factories_digest:
@@ -366,21 +358,19 @@ def key(make: Make) -> str:
     return hashlib.sha256(b"".join([lengths.encode(), *fields])).hexdigest()
 
 
-class EnvFactsTable:
-    """Facts about the envs that were used last."""
+class ForkedImports:
+    """Which envs a worker that was forked with the imports of another could not make, of those that were made last."""
 
     def __init__(self) -> None:
-        self._envs: dict[str, EnvFacts] = {}  # in the order of their last use
+        self._unfit: dict[str, None] = {}  # in the order of their last making
 
-    def find(self, make: Make) -> EnvFacts:
+    def fit(self, make: Make) -> bool:
+        return key(make) not in self._unfit
+
+    def learn(self, make: Make, fit: bool) -> None:
         at = key(make)
-        if facts := self._envs.pop(at, None):
-            self._envs[at] = facts
-        return facts or EnvFacts()
-
-    def learn(self, make: Make, facts: EnvFacts) -> None:
-        if at := key(make):
-            self._envs.pop(at, None)
-            self._envs[at] = facts
-            if len(self._envs) > ENVS_MAX:
-                del self._envs[next(iter(self._envs))]
+        self._unfit.pop(at, None)
+        if at and not fit:
+            self._unfit[at] = None
+            if len(self._unfit) > ENVS_MAX:
+                del self._unfit[next(iter(self._unfit))]

@@ -36,7 +36,7 @@ from envhub.transport.sockets import Router
 from envhub.values import codec
 from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
-from envhub_server.catalog.registry import EnvFactsTable
+from envhub_server.catalog.registry import ForkedImports
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
@@ -48,7 +48,7 @@ from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.worker_actions import WorkerActions
 from envhub_server.log import Logger, set_level
-from envhub_server.loop import LAG_MIN_S, BackgroundThread, Clock, Loop, Ready, Schedule
+from envhub_server.loop import LAG_MIN_S, BackgroundThread, Loop, Ready
 from envhub_server.memory.session_memory import UnreadMemory
 from envhub_server.network import descriptor_guard
 from envhub_server.network.access import Access
@@ -108,14 +108,12 @@ class Hub:
         self._manager = manager or ServiceManager({})
         self._shutdown, self._drained_by = SHUTTING_DOWN, "hub"  # what clients of its last sessions are told
         self._cut = 0  # sessions that did not end by themselves
-        self._clock = Clock()
-        self._schedule = Schedule(self._clock)
-        self._loop = Loop(self._clock, self._schedule)
-        self._poller = self._loop.poller
+        self._loop = loop = Loop()
+        self._clock, self._schedule, self._poller = loop.clock, loop.schedule, loop.poller
         self._iteration_ended_s = 0.0  # when the last iteration had handled its events
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
-        self._supervisor = Supervisor(self._poller, self._events, environ, config.private, zygote)
+        self._supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
         self._has_terminal = os.isatty(0)
         self._make_spinners()
         self._make_network()
@@ -152,7 +150,7 @@ class Hub:
             protocol=protocol,
             clock=self._clock,
             events=self._events,
-            env_facts=EnvFactsTable(),
+            forked_imports=ForkedImports(),
             unread=self._unread,
             transferred=directory.transferred,
             forget=directory.forget,
@@ -299,7 +297,6 @@ class Hub:
         self._schedule.call_expired(self._on_wake(planned_s))
         self._pump()
         self._iteration_ended_s = self._clock.now_s()
-        self._schedule.plan()
 
     def on_ready(self, descriptor: int) -> None:
         """Stop when the hub's program says so; at once when it has ended, so that no client is left to answer."""

@@ -311,8 +311,8 @@ class HubRequests:
         name, replays = request.token[:NAME_BYTES].hex(), ""
         if self._kept is not None:
             replays = name_beginning(make.name, name + secrets.token_hex(4))
-        facts = self._services.env_facts.find(make)
-        planned = planner.plan(admission, _machine(self.config.cpus), facts, self.config, name, replays)
+        shares_imports = self._services.forked_imports.fit(make)
+        planned = planner.plan(admission, _machine(self.config.cpus), shares_imports, self.config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):
             return Failure("limit", "hub", why)
         return planned

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from envhub.protocol.messages import Capacity, Failure, Hosting, Make, Recycle
 from envhub_server.catalog.admission import admitted, hosting_of_session
-from envhub_server.catalog.registry import EnvFacts, Recipe, Registry
+from envhub_server.catalog.registry import Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.network.connections import OWN_USER, Holder
 from envhub_server.session.building import WorkerCount, chosen_count, count_in_advance, first_workers, lacking, separate
@@ -114,7 +114,7 @@ def imports_key(make: Make, recipe: Recipe) -> str:
 
 
 def plan(
-    admission: Admission, machine: Machine, facts: EnvFacts, config: HubConfig, session: str, replays: str
+    admission: Admission, machine: Machine, shares_imports: bool, config: HubConfig, session: str, replays: str
 ) -> SessionPlan | Failure:
     """Plan the workers of the session of this name, or refuse it."""
     # ``machine`` is what the hub has left of it, and ``replays`` the prefix of the names of its replays; empty where
@@ -125,8 +125,9 @@ def plan(
     # A session may always have a worker for each CPU, so a quota lowers their number, too.
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)
-    count = _count(admission, machine, facts.own_process, config.workers if isinstance(config.workers, int) else None)
-    if why := _crowding(admission, machine, count):
+    count = _count(admission, machine, config.workers if isinstance(config.workers, int) else None)
+    alone = hosting.shares_process is False and not admission.recipe.settings.vector
+    if alone and count is not None and (why := lacking(make.num_envs, count, machine)):
         return Failure("refused", "request", why)
     workers = first_workers(make.name, make.num_envs, machine.cpus) if count is None else count.workers
     rules = WorkerRules(
@@ -135,8 +136,7 @@ def plan(
         session,
         hosting,
         replays,
-        facts.shares_imports,
-        own_process=facts.own_process,
+        shares_imports,
         info_bytes_max=config.info_bytes_max,
         slow_ms=config.slow_ms,
         snapshots_max=int(min(config.snapshots_max, admission.workers_max)),
@@ -144,7 +144,7 @@ def plan(
     return SessionPlan(make, admission.recipe, count, machine, rules, workers + (admission.hosting.spares or 0))
 
 
-def _count(admission: Admission, machine: Machine, own_process: bool, hub_workers: int | None) -> WorkerCount | None:
+def _count(admission: Admission, machine: Machine, hub_workers: int | None) -> WorkerCount | None:
     make, hosting, room = admission.make, admission.hosting, max(1, machine.workers_max)
     if make.num_workers:
         return chosen_count(make.num_envs, make.num_workers, f"num_workers={make.num_workers}")
@@ -157,13 +157,4 @@ def _count(admission: Admission, machine: Machine, own_process: bool, hub_worker
     if hosting.recycle != Recycle():
         why = "a process per env, which is recycled by itself"
         return chosen_count(make.num_envs, min(make.num_envs, room), why)
-    return count_in_advance(make.name, make.num_envs, own_process, machine.cpus)
-
-
-def _crowding(admission: Admission, machine: Machine, count: WorkerCount | None) -> str:
-    """The reason why envs that need a process each cannot have them; empty if they can, or need none."""
-    if count is None or admission.recipe.settings.vector:
-        return ""
-    if admission.hosting.shares_process is False or count.own_process:
-        return lacking(admission.make.num_envs, count, machine)
-    return ""
+    return count_in_advance(make.name, make.num_envs, machine.cpus)

@@ -18,7 +18,7 @@ from envhub.protocol.hub import HubProtocol, Incoming
 from envhub.protocol.messages import Attach, Failure, Make, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
-from envhub_server.catalog.registry import EnvFactsTable, Recipe
+from envhub_server.catalog.registry import ForkedImports, Recipe
 from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending
 from envhub_server.hub.latencies import SlowRequests, Subject
 from envhub_server.hub.replay_keeper import ReplayKeeper
@@ -74,7 +74,7 @@ class Services:
     protocol: HubProtocol
     clock: Clock
     events: Events
-    env_facts: EnvFactsTable
+    forked_imports: ForkedImports
     unread: UnreadMemory
     transferred: Callable[[int, Attaching], None]  # when the session of a number is about to be another client's
     forget: Callable[[bytes], None]  # when a token is of no session any more

@@ -35,7 +35,6 @@ from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frame
 from envhub.values import codec
-from envhub_server.catalog.registry import EnvFacts
 from envhub_server.hub.biography import CLOSED, KILLED, Ending, in_one_line
 from envhub_server.hub.latencies import TEXT_CHARS_MAX, latencies
 from envhub_server.hub.resources import COMPRESSED, LOST_ROWS_COMPLETED, STEP_REQUESTED, Attaching, SessionResources
@@ -126,15 +125,12 @@ class SessionRuntime(SessionResources):
             self.complete_posted_rows()  # a client that ended may have posted rows and not have rung
         self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
         if memory is not None:
-            self._forget_sent_infos(memory.arena)
+            # Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once.
+            infos, request = self.state.infos, memory.arena.request
+            for row in [row for row, number in infos.numbers.items() if request[row] != number]:
+                infos.take(row)
         used = self._memory_used() if self.state.supervision.measures(self.services.clock.now_s()) else {}
         self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
-
-    def _forget_sent_infos(self, arena: Arena) -> None:
-        """Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once."""
-        infos = self.state.infos
-        for row in [row for row, number in infos.numbers.items() if arena.request[row] != number]:
-            infos.take(row)
 
     def _memory_used(self) -> dict[int, int]:
         pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
@@ -214,7 +210,8 @@ class SessionRuntime(SessionResources):
         if process is None or memory is None or self.state.slots.of(process) is None:
             return None
         at = memory.progress(process.slot_index)
-        return process.late.row if process.late is not None else at.row if at.kind else None
+        late = process.killed_for
+        return late.row if isinstance(late, Late) else at.row if at.kind else None
 
     def _note_restart(self, worker: int, row: int | None, why: str) -> None:
         why = hide_folders_in(why) if self.state.launcher.rules.hide_folders else why
@@ -562,8 +559,8 @@ class SessionRuntime(SessionResources):
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
-    def learn(self, facts: EnvFacts) -> None:
-        self.services.env_facts.learn(self.state.make, facts)
+    def learn(self, shares_imports: bool) -> None:
+        self.services.forked_imports.learn(self.state.make, shares_imports)
 
     def warn(self, event: str, fields: dict[str, Any]) -> None:
         self.log.warning(event, ("session", "worker", "message"), **fields)

@@ -21,7 +21,7 @@ from envhub_server.ipc import process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.ipc.process_marks import NO_WORKER
 from envhub_server.log import Logger, writes_json
-from envhub_server.loop import Poller
+from envhub_server.loop import Loop
 from envhub_server.processes.interpreter import (
     OWN,
     START_VARIABLES,
@@ -166,7 +166,7 @@ class Supervisor:
 
     def __init__(
         self,
-        poller: Poller,
+        loop: Loop,
         events: Events,
         environ: Environment,
         private: bool = False,
@@ -184,9 +184,9 @@ class Supervisor:
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub
         self.orphan_reaper = OrphanReaper(self.hub)
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self.poller = poller
+        self.loop = loop
         as_events = writes_json() and not private  # what envs print there is the program's own output
-        self.streams = OutputStream(poller, 1, as_events), OutputStream(poller, 2, as_events)
+        self.streams = OutputStream(loop, 1, as_events), OutputStream(loop, 2, as_events)
         self.memory_kills = MemoryKills(own_counters())  # tells whether the kernel killed a worker for lack of memory
         self._in_use: dict[InterpreterKey, ZygoteHandle] = {}
         self._retired: list[ZygoteHandle] = []  # about to end
@@ -195,7 +195,7 @@ class Supervisor:
         self._workers: set[WorkerHandle] = set()
         self._unswept: list[int] = []  # pids of workers that ended since the last sweep
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poller.register(self._sweep_bell, self)
+        loop.poller.register(self._sweep_bell, self)
         if zygote is not None:
             key = InterpreterKey(flags=zygote.flags)
             self._in_use[key] = ZygoteHandle(self, key, environ, (), zygote)
@@ -343,7 +343,7 @@ class Supervisor:
         self.orphan_reaper.end_all()
         for stream in self.streams:
             stream.close()
-        self.poller.unregister(self._sweep_bell)
+        self.loop.poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)
 
 

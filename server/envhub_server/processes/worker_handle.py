@@ -22,7 +22,7 @@ from envhub.values import codec
 from envhub.values.info_columns import COLUMNS_BYTES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop import Poller, Source
+from envhub_server.loop import Loop, Source
 from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -172,7 +172,7 @@ BOUNDS: validation.Bounds = {
 class ProcessSupervisor(Source, Protocol):
     """The supervisor of workers and zygotes: ``Supervisor``, whose attributes and methods are described there."""
 
-    poller: Poller
+    loop: Loop
     streams: tuple[OutputStream, OutputStream]
     private: bool
     hub: str
@@ -189,7 +189,7 @@ class WorkerHandle:
 
     def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
-        self._poller = supervisor.poller
+        self._poller = supervisor.loop.poller
         self._session, self._number = worker
         self._events = events
         self._supervisor = supervisor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import ctypes
+import math
 import os
 import select
 import time
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from envhub_server.log import Logger, copied, json_line, writer_to
-from envhub_server.loop import Poller
+from envhub_server.loop import Loop
 
 TAIL_BYTES = 16384
 READ_BYTES = 16384
@@ -29,35 +29,6 @@ LAST_S = 0.5  # for a slow reader when the hub ends
 TEXT_CHARS_MAX = 3000  # of an event; what is printed without an end of a line is held back until then
 
 log = Logger("envhub.output")
-
-
-class TimerDescriptor:
-    """A descriptor that is readable once a time has passed; the hub's loop waits for it as for any other."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        clock_monotonic = 1
-        self._descriptor = self._libc.timerfd_create(clock_monotonic, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._descriptor < 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"a timer cannot be made: {os.strerror(error)}")
-
-    def fileno(self) -> int:
-        return int(self._descriptor)
-
-    def start(self, seconds: float) -> None:
-        whole = int(seconds)
-        no_interval_then_once = (ctypes.c_long * 4)(0, 0, whole, int((seconds - whole) * 1e9))
-        self._libc.timerfd_settime(self._descriptor, 0, no_interval_then_once, None)
-
-    def expired(self) -> bool:
-        try:
-            return bool(os.read(self._descriptor, 8))
-        except BlockingIOError:
-            return False
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 class OutputEvents:
@@ -98,11 +69,11 @@ class OutputEvents:
 class OutputStream:
     """One standard stream of the hub, and the pipes of all workers whose output goes there."""
 
-    def __init__(self, poller: Poller, descriptor: int, as_events: bool) -> None:
+    def __init__(self, loop: Loop, descriptor: int, as_events: bool) -> None:
         self._as_events = as_events
         self._events: dict[int, OutputEvents] = {}  # of each pipe, where it is as events
         self._name = {1: "stdout", 2: "stderr"}[descriptor]
-        self._poller = poller
+        self._loop, self._poller = loop, loop.poller
         self._writer = writer_to(descriptor, as_events)
         self._tails: dict[int, bytearray] = {}  # the last bytes of each pipe
         # Read from pipes and not yet written; while there is any, no pipe is read, and what prints may have to wait.
@@ -110,10 +81,8 @@ class OutputStream:
         self._given_up = False
         self._dropped = 0  # bytes, not logged yet: the stream had no reader, or one that reads nothing
         self._pipes, self._room = select.epoll(), select.epoll()
-        self._timer = TimerDescriptor()
-        self._room.register(self._timer.fileno(), select.EPOLLIN)
-        poller.register(self._pipes.fileno(), self)
-        poller.register(self._room.fileno(), self)
+        self._poller.register(self._pipes.fileno(), self)
+        self._poller.register(self._room.fileno(), self)
 
     def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
         """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on."""
@@ -173,12 +142,17 @@ class OutputStream:
         else:
             self.held = rest
             self._poller.unregister(self._pipes.fileno())
-            with contextlib.suppress(OSError):  # epoll takes no file; the timer ends the pause
+            with contextlib.suppress(OSError):  # epoll takes no file; the end of the patience ends the pause
                 self._room.register(self._writer.descriptor, select.EPOLLOUT)
-            self._timer.start(PATIENCE_S)
+            self._end_patience_in(PATIENCE_S)
 
-    def _on_room(self) -> None:
-        expired = self._timer.expired()
+    def _end_patience_in(self, seconds: float) -> None:
+        self._loop.schedule.set(self._end_patience, self._loop.clock.now_s() + seconds)
+
+    def _end_patience(self) -> None:
+        self._on_room(expired=True)
+
+    def _on_room(self, expired: bool = False) -> None:
         taken = self._writer.write(self.held)
         self.held = self.held[taken:]
         if self.held and (self._writer.gone or (expired and not taken)):
@@ -187,11 +161,11 @@ class OutputStream:
             self.held = b""
         if self.held:
             if taken:
-                self._timer.start(PATIENCE_S)
+                self._end_patience_in(PATIENCE_S)
             return
         with contextlib.suppress(OSError):
             self._room.unregister(self._writer.descriptor)
-        self._timer.start(0)
+        self._end_patience_in(math.inf)
         self._poller.register(self._pipes.fileno(), self)
 
     def _log_dropped(self) -> None:
@@ -202,7 +176,7 @@ class OutputStream:
             self._dropped = 0
 
     def close(self) -> None:
-        self._timer.start(0)
+        self._end_patience_in(math.inf)
         deadline_s = time.monotonic() + LAST_S
         while self.held and not self._writer.gone and (left_s := deadline_s - time.monotonic()) > 0:
             self._room.poll(left_s)
@@ -210,7 +184,6 @@ class OutputStream:
         for waited in (self._pipes, self._room):
             self._poller.unregister(waited.fileno())
             waited.close()
-        self._timer.close()
 
 
 Streams = tuple[OutputStream, OutputStream]  # the hub's stdout and stderr

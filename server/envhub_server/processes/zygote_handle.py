@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +31,7 @@ from envhub_server.processes.worker_handle import (
     exit_cause,
     request_workers,
 )
-from envhub_server.processes.worker_output import TimerDescriptor, WorkerOutput
+from envhub_server.processes.worker_output import WorkerOutput
 
 SAID_READ_BYTES = 4096
 LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that hangs is reported within 2 s
@@ -56,7 +57,7 @@ class ZygoteHandle:
         self.environ = environ  # the environment of its program, before what the key says
         self.ready = False  # whether it forks workers at once
         self.problem = ""  # why it cannot be used, to be told in a line, as far as that is known
-        self._poller = poller = supervisor.poller
+        self._loop, self._poller = supervisor.loop, supervisor.loop.poller
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
@@ -71,8 +72,6 @@ class ZygoteHandle:
             "" if supervisor.private and not key.python else trusted(key.folder or process_marks.own_folder())
         )
         with contextlib.ExitStack() as undo:
-            self._timer: TimerDescriptor | None = TimerDescriptor()
-            undo.callback(self._timer.close)
             executed = process or self._execute(supervisor.hub, environ, len(guarded))
             undo.callback(executed.discard)
             self._output = WorkerOutput(supervisor.streams, executed.outputs)
@@ -83,10 +82,10 @@ class ZygoteHandle:
         self._cpu_ticks = 0
         self._idle_looks = 0
         self._starting_s = 0.0
-        self._timer.start(LOOK_S)
-        poller.register(self.pidfd, supervisor)
-        for descriptor in (self._channel.fileno(), self._start_pipe, self._timer.fileno()):
-            poller.register(descriptor, self)
+        self._look_in(LOOK_S)
+        self._poller.register(self.pidfd, supervisor)
+        for descriptor in (self._channel.fileno(), self._start_pipe):
+            self._poller.register(descriptor, self)
         self.guard(guarded)
 
     def _execute(self, hub: str, environ: Environment, guarded: int) -> ZygoteProcess:
@@ -150,10 +149,10 @@ class ZygoteHandle:
 
     def _end_start(self) -> None:
         self._stop_reading()
-        if self._timer is not None:
-            self._poller.unregister(self._timer.fileno())
-            self._timer.close()
-            self._timer = None
+        self._look_in(math.inf)
+
+    def _look_in(self, seconds: float) -> None:
+        self._loop.schedule.set(self._look, self._loop.clock.now_s() + seconds)
 
     def _stop_reading(self) -> None:
         if self._start_pipe >= 0:
@@ -161,10 +160,10 @@ class ZygoteHandle:
             os.close(self._start_pipe)
             self._start_pipe = -1
 
-    def _on_look(self) -> None:
+    def _look(self) -> None:
         """End an interpreter that waits for something in place of starting, or takes too long."""
         self._read_start()
-        if self._timer is None or not self._timer.expired():
+        if self.ready:
             return
         self._starting_s += LOOK_S
         # A script may compute in a program that it starts.
@@ -177,7 +176,7 @@ class ZygoteHandle:
             self.problem = waits(self._program, self._start)
             self.kill()
         else:
-            self._timer.start(LOOK_S)
+            self._look_in(LOOK_S)
 
     def guard(self, pids: Iterable[int]) -> None:
         self._send(control.Guard(list(pids)))
@@ -193,9 +192,6 @@ class ZygoteHandle:
     def on_ready(self, descriptor: int) -> None:
         if descriptor == self._start_pipe:
             self._read_start()
-            return
-        if self._timer is not None and descriptor == self._timer.fileno():
-            self._on_look()
             return
         if self._channel_closed:
             return

@@ -6,7 +6,7 @@ Of the number of workers, which follows from facts about the env and the machine
 fact                     workers
 =======================  ==============================================================================================
 a chosen number          that number: ``num_workers``, or the hub's ``--workers``
-one env per process      a process per env: ``one_per_process``, or a second env could not be made in a process before
+one env per process      a process per env: ``one_per_process``
 envs may share           one per CPU
 .. and are very cheap    fewer: the root of their number, and a CPU is left to the driver below 8 envs per worker
 nothing                  a process per env, within a share of the memory, descriptors and processes
@@ -29,16 +29,12 @@ from envhub.protocol.messages import Failure
 from envhub.protocol.prelude import REPLIES_BYTES_MAX, WINDOW, WINDOW_MIN
 from envhub.values import codec
 from envhub.values.leaf import ANYTHING, OBJECT
-from envhub_server.catalog.registry import EnvFacts
 from envhub_server.ipc import control
 from envhub_server.ipc.control import FirstBuilt
 from envhub_server.processes.worker_handle import WorkerExited
 from envhub_server.session.launcher import Launcher, Machine
 from envhub_server.session.slots import KilledFor, Late, Process, Slot, Stage
 from envhub_server.session.supervision import exit_failure, unready_failure
-
-SECOND_FAILED = "a second env could not be made in its process"
-
 
 # Gymnasium's envs of which a step takes less than the wake-up of a worker, without their versions.
 CHEAP = frozenset(
@@ -58,7 +54,6 @@ class WorkerCount:
     workers: int  # the number
     reason: str  # the reason for the number, for people
     chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
-    own_process: bool = False  # True if a process could not make two of the envs
     crowded: bool = False  # True if envs share processes only because there is no room for more
 
 
@@ -66,23 +61,21 @@ def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
     return WorkerCount(min(wanted, num_envs), f"told by {by}", chosen=True)
 
 
-def separate(num_envs: int, why: str, own_process: bool = False) -> WorkerCount:
-    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True, own_process=own_process)
+def separate(num_envs: int, why: str) -> WorkerCount:
+    return WorkerCount(num_envs, f"a process per env: {why}", chosen=True)
 
 
 def lacking(num_envs: int, count: WorkerCount, machine: Machine) -> str:
     """The reason why envs that need their own processes cannot have them; empty if they can."""
-    need = f"{num_envs} envs need a process each (one_per_process, snapshots, or such envs could not share one before)"
+    need = f"{num_envs} envs need a process each (one_per_process, snapshots)"
     if count.workers < num_envs:
         return f"{need}, and there are to be {count.workers}, {count.reason}"
     room = max(machine.workers_max, machine.cpus)
     return f"{need}, and there is room for {room}; num_workers={room} has them share" if count.workers > room else ""
 
 
-def count_in_advance(name: str, num_envs: int, own_process: bool, cpus: int) -> WorkerCount | None:
+def count_in_advance(name: str, num_envs: int, cpus: int) -> WorkerCount | None:
     """The number before any env is made, of envs of this id; None if the first envs decide."""
-    if own_process:
-        return separate(num_envs, "a second env could not be made in a process before", own_process=True)
     if num_envs <= cpus and first_workers(name, num_envs, cpus) == num_envs:
         return WorkerCount(num_envs, "a process per env: there are no more envs than CPUs")
     return None
@@ -164,7 +157,7 @@ class WorkerSizing:
         self._decided(count_workers(self._make.num_envs, made, self._machine, may_share))
 
     def separate(self, why: str) -> None:
-        self._decided(separate(self._make.num_envs, why, own_process=why == SECOND_FAILED))
+        self._decided(separate(self._make.num_envs, why))
 
     def _decided(self, count: WorkerCount) -> None:
         self.count, self._launcher.decided = count, True
@@ -244,13 +237,14 @@ class EnvBuilding:
             self._effects.fork_zygote(process.number, tuple(imported.files))
         self._launcher.start_missing(now_s)
 
-    def _separate(self, slot: Slot, now_s: float, why: str = SECOND_FAILED) -> None:
+    def _separate(self, slot: Slot, now_s: float) -> None:
+        why = "not all of its envs are known to share one well"
         begun = [each.process for each in self._slots if each.process is not None]
         self._sizing.separate(why)
         self._wait_for_all()
         for process in begun:
             process.rebuild = True
-        # Event: A second env could not be made in a process: each env gets its own.
+        # Event: Not all envs of a process are known to share one well: each env gets its own.
         self._effects.warn("envs_separated", {"worker": slot.index, "why": why})
         for process in begun:
             self._effects.kill(process.number)
@@ -260,7 +254,7 @@ class EnvBuilding:
         slot = self._slots[process.slot_index]
         fits = built.may_share_process or self._launcher.rules.hosting.shares_process
         if self._sizing.separable(slot) and not fits:
-            self._separate(slot, now_s, "not all of its envs are known to share one well")
+            self._separate(slot, now_s)
             return None
         process.made, slot.waiting = built, False
         process.stage, process.built = Stage.BUILT, len(slot.rows)
@@ -335,22 +329,9 @@ class EnvBuilding:
             assert process is not None
             process.stage, process.made, slot.serves_since_s = Stage.SERVING, None, now_s
             self._effects.hand_over(slot.index, process.number, control.Serve(), 0)
-        rules, count = self._launcher.rules, self._sizing.count
-        # Where no process had to make two envs, what an earlier session has found holds.
-        own = (count is not None and count.own_process) or (
-            rules.own_process and len(self._slots) == self._make.num_envs
-        )
-        self._effects.learn(EnvFacts(rules.shares_imports, own))
+        self._effects.learn(self._launcher.rules.shares_imports)
 
     # --- failures -----------------------------------------------------------------------------------------------------
-
-    def on_failed(self, process: Process, failure: Failure, now_s: float) -> Failure | None:
-        slot, building = self._slots[process.slot_index], self._launcher.arena is None
-        if building and self._sizing.separable(slot) and failure.env_index in slot.rows[1:]:
-            self._separate(slot, now_s)
-        else:
-            return failure
-        return None
 
     def on_exited(self, process: Process, exited: WorkerExited, why: KilledFor | None, now_s: float) -> Failure | None:
         """Make the envs of an ended process in another way, if that may help."""
@@ -362,11 +343,6 @@ class EnvBuilding:
                 launcher.has_zygote, launcher.rules = False, replace(launcher.rules, shares_imports=False)
             slot.waiting = True
             launcher.start([slot], now_s)
-            return None
-        # SIGKILL comes from a person, or from the kernel without memory, and says nothing about the envs.
-        by_itself = isinstance(why, Late) or (why is None and exited.cause.signal != "SIGKILL")
-        if building and self._sizing.separable(slot) and process.built and by_itself:
-            self._separate(slot, now_s)
             return None
         hides = launcher.rules.hide_folders
         if exited.cause.unready:

@@ -126,7 +126,6 @@ class WorkerRules:
     replays: str = ""  # the prefix of the names of the session's replays; empty if none are kept
     shares_imports: bool = False  # True if the others are to have what the first worker has imported, where they can
     has_zygote: bool = False  # True if that of an earlier session has imported it
-    own_process: bool = False  # True if an earlier session could not make two of its envs in a process
     info_bytes_max: int = control.INFO_BYTES_MAX  # without its observation, for a hub that is not private
     slow_ms: int = 0  # the hub lists steps, resets and calls that take as long; 0 for none
     snapshots_max: int = 256  # processes that are snapshots; 0 forbids them

@@ -262,7 +262,7 @@ class SessionMachine(ClientEvents):
     def on_row_failed(self, now_s: float, process: Process, failed: control.RowFailed) -> None:
         slot = self.slots[process.slot_index]
         if self.making:
-            self._go_on(self.building.on_failed(process, failed.failure, now_s), now_s)
+            self.abandon(failed.failure, now_s)
         elif self.phase is not Phase.CLOSING:
             self._on_env_raised(slot, failed)
         elif failed.failure.code != "factory_failed":  # else the process was still to make its envs

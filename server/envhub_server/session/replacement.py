@@ -235,7 +235,7 @@ class Replacement:
         if process is None:
             slot.restart_at_s = now_s
             return
-        process.ordered = Ordered(text)
+        process.killed_for = Ordered(text)
         self._effects.kill(process.number)
 
     def to_restart(self, now_s: float) -> list[Slot]:

@@ -141,19 +141,13 @@ class Process:
     rebuild: bool = False  # True if it is about to be killed, so that the next process makes its envs in another way
     first: control.FirstBuilt | None = None  # its messages about its first env, and about all its envs
     made: control.Built | None = None
-    late: Late | None = None  # the env for which it is killed
     # The time at which it is killed if it has not ended; infinity if that is not planned, or done.
     kill_at_s: float = math.inf
-    overrun: Overrun | None = None  # the memory that it is killed for; None if it is not
+    killed_for: KilledFor | None = None  # a late env, too much memory, or an order; the first counts, or the order
     is_restored: bool = False  # True if a snapshot forked it, for its slot and no other
-    ordered: Ordered | None = None  # the order for which it is killed
     is_closing: bool = False  # True once it was asked to close its envs, or killed
     unclosed: list[int] = field(default_factory=list)  # the rows that it was to close then, and has not closed
     closing: list[int] = field(default_factory=list)  # those of them that it closes now; none until it says so
-
-    @property
-    def killed_for(self) -> KilledFor | None:
-        return self.ordered or self.late or self.overrun
 
 
 @dataclass(eq=False)

@@ -75,13 +75,13 @@ class Supervision:
 
     def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> None:
         for process in self._slots.processes:
-            if process.stage is Stage.LEAVING or process.late is not None:
+            if process.stage is Stage.LEAVING or process.killed_for is not None:
                 continue
             late = self._sample(process, progress, now_s)
             if late is None:
                 continue
             if late.expired:
-                process.late, process.kill_at_s = late, now_s + STACKS_S
+                process.killed_for, process.kill_at_s = late, now_s + STACKS_S
             self._effects.report_late(process.number, late)
 
     def _sample(self, process: Process, progress: Sequence[Progress | None], now_s: float) -> Late | None:
@@ -110,8 +110,8 @@ class Supervision:
         bytes_max = self._memory_bytes_max or math.inf
         for number, nbytes in memory.items():
             process = self._slots.process(number)
-            if nbytes > bytes_max and process is not None and process.overrun is None:
-                process.overrun = Overrun(nbytes, int(bytes_max))
+            if nbytes > bytes_max and process is not None and process.killed_for is None:
+                process.killed_for = Overrun(nbytes, int(bytes_max))
                 self._effects.kill(number)
 
     def reason(self, number: int) -> str:

@@ -103,15 +103,12 @@ class Worker:
                         if descriptor == bells.hub_bell:
                             bells.silence()
                         stepper.serve_rows()
-                    elif descriptor == channel and not self._receive():
+                    elif descriptor == channel and not all(map(self.handle, self._channel.receive() or ())):
                         return
         except ChannelClosed as closed:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
                 raise  # an env closed the channel; this worker ends like one that crashed
             # Otherwise the hub has ended, and no client can use the envs any more.
-
-    def _receive(self) -> bool:
-        return all(self.handle(message) for message in self._channel.receive() or ())
 
     def handle(self, message: Any) -> bool:
         """Execute a message of the hub; return True if the worker continues."""

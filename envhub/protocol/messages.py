@@ -254,6 +254,7 @@ class Call(Frozen):
     rows: List[int] = field(default_factory=list)  # ascending; empty for all
     question: str = ""
     separate_frames: bool = False
+    reset_first: bool = False
 
 
 class SetAttr(Frozen):

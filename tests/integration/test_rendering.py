@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import psutil
 import pytest
 import sims
 from envhub_client.private_hub.process import private_hub
+from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub, serve, wait_until
+from same import assert_same
 
 import envhub
 
@@ -61,13 +64,135 @@ def test_env_that_died_shows_its_last_frame_until_it_is_reset(address: str | Non
         assert values(envs.render()) == [0, 4]
 
 
-def test_envs_that_nobody_has_seen_are_blank_and_as_large_as_others_that_are_seen(address: str | None) -> None:
+def test_envs_that_nobody_has_seen_show_their_first_frames(address: str | None) -> None:
     with made(address) as envs:
         assert step(envs, DIES, DIES)[3].tolist() == [True, True]
-        assert [(frame.shape, frame.any()) for frame in envs.render()] == [((64, 64, 3), False)] * 2
-        step(envs, 0, 0)  # is their reset
+        assert values(envs.render()) == [0, 0]
+        assert step(envs, 0, 0)[0][:, 0].tolist() == [0, 0]  # is their reset
         step(envs, 0, DIES)
         assert values(envs.render()) == [1, 0]
+
+
+@pytest.mark.long
+def test_env_that_dies_when_it_is_seen_first_is_blank_and_dies_once(address: str | None) -> None:
+    with made(address) as envs:
+        envs.set_attr("doomed", True)
+        step(envs, DIES, DIES)
+        for _ in range(2):
+            assert [(frame.shape, frame.any()) for frame in envs.render()] == [((64, 64, 3), False)] * 2
+        envs.set_attr("doomed", False)
+        assert step(envs, 0, 0)[3].tolist() == [False, False]  # no episode was lost by it
+        assert values(envs.render()) == [0, 0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+@pytest.mark.parametrize("vector", [False, True])
+def test_env_that_cannot_be_reset_to_be_shown_is_blank(error: type[BaseException], vector: bool) -> None:
+    env: Any = sulking_vectors if vector else Sulking
+    with contextlib.closing(envhub.make_vec(env, 3, vector=vector, num_workers=1, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES, RAISES, RAISES)
+        envs.set_attr("error", [error] * 3)
+        assert [frame.shape for frame in envs.render()] == [(64, 64, 3)] * 3
+        assert envs.get_attr("resets") == ((1, 0, 0) if vector else (1, 1, 1))  # the first that raises is the last
+        envs.set_attr("error", [None] * 3)
+        assert not step(envs, 0, 0, 0)[3].any()
+        assert values(envs.render()) == [0, 0, 0]
+
+
+class Sulking(sims.Shown):
+    """Counts its resets, ends none while the file ``held`` is there, and raises its ``error`` there if it has one."""
+
+    error: Any = None
+    resets, held = 0, ""
+
+    def reset(self, **how: Any) -> Any:
+        self.resets += 1
+        while self.held and Path(self.held).exists():
+            time.sleep(0.01)
+        if self.error is not None:
+            raise self.error("no reset now")
+        return super().reset(**how)
+
+
+def sulking_vectors(num_envs: int) -> Any:
+    return Mosaic([Sulking] * num_envs)
+
+
+def test_wait_for_frames_ends_at_its_timeout_while_an_env_is_reset_to_be_shown(tmp_path: Path) -> None:
+    (held := tmp_path / "held").touch()
+    with contextlib.closing(envhub.make_vec(Sulking, 1, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES)
+        envs.set_attr("held", str(held))
+        envs.call_async("render")
+        with pytest.raises(envhub.HubTimeout):
+            envs.call_wait(0.3)
+        held.unlink()
+        assert values(envs.call_wait()) == [0]
+        assert not step(envs, 0)[3].any()
+
+
+def test_env_that_renders_for_humans_is_not_reset_to_be_shown() -> None:
+    with contextlib.closing(envhub.make_vec(OnScreen, 1, on_exception="truncate")) as envs:
+        envs.reset(seed=1)
+        step(envs, RAISES)
+        assert envs.render() == (None,) and envs.get_attr("resets") == (0,)
+
+
+class OnScreen(Sulking):
+    metadata = {"render_modes": ["human"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.render_mode = "human"
+
+    def render(self) -> Any:
+        return None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("seed", [3, None])
+def test_showing_a_new_env_changes_nothing_else(vector: bool, seed: int | None) -> None:
+    seen = []
+    for renders in (False, True):
+        env: Any = vectors if vector else Drawing
+        options: dict[str, Any] = {"num_workers": 1, "vector": vector, "on_exception": "truncate"}
+        with contextlib.closing(envhub.make_vec(env, 2, **options)) as envs:
+            envs.reset(seed=seed)
+            failed = step(envs, RAISES, RAISES)
+            assert failed[3].all()
+            if renders:
+                assert values(envs.render()) == [0, 0]
+            steps = [step(envs, 0, 0) for _ in range(3)]
+            seen.append([failed[0], *(part for each in steps for part in each[:4])])
+            step(envs, RAISES, 0)
+            assert envs.reset(seed=9)[0][:, 0].tolist() == [0, 0]
+    if seed is not None:
+        for found, wanted in zip(*seen, strict=True):
+            assert_same(found, wanted, "step")
+
+
+class Drawing(sims.Shown):
+    """Observes random numbers, too."""
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.count, self.np_random.random()])
+
+
+def vectors(num_envs: int) -> Any:
+    return Mosaic([Drawing] * num_envs)
+
+
+class Mosaic(SyncVectorEnv):
+    """Renders as vector envs do."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return tuple(env.render() for env in self.envs)
 
 
 def test_env_that_dies_while_it_renders_is_truncated_by_the_next_step(address: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,24 +29,35 @@ _BLANK_SHAPES = {"rgb_array": (64, 64, 3), "depth_array": (64, 64)}
 
 
 class Rendering:
-    """Has a frame for each env of a call that renders, which goes on after a failure; other calls stay as they are."""
+    """Decides how a call goes on where it renders, and has a frame for each env; other calls it leaves as they are."""
 
     def __init__(self, num_envs: int, render_mode: str | None, faults: FaultOptions) -> None:
         self._faults = faults
         self._last: list[Any] = [None] * num_envs  # frames of envs that were rendered
         shape = _BLANK_SHAPES.get(render_mode or "")
         self._example: Any = None if shape is None else np.zeros(shape, np.uint8)  # the frame seen last
+        self._unknown = render_mode not in (None, "human")  # how large frames are
 
-    def check_repeatable(self, call: Call, error: WorkerDied | EnvTimeout) -> None:
-        """Raise the error of a call in which an env died, unless the env, made again, is left alone until its reset."""
+    def again(self, call: Call, results: Sequence[Any]) -> Call | None:
+        """The call to make after these results, to see how large frames are; None where they are known."""
+        if call.skip_unreset and not call.reset_first and self._unknown and all(each is NOT_RESET for each in results):
+            return replace(call, reset_first=True)
+        return None
+
+    def after_failure(self, call: Call, error: WorkerDied | EnvTimeout) -> Call:
+        """The call to make after one in which an env died: it is made again, and left alone until its reset."""
         policy = self._faults.on_timeout if isinstance(error, EnvTimeout) else self._faults.on_crash
         if not call.skip_unreset or policy == "raise" or isinstance(error, RestartsExhausted):
             raise error
+        if call.reset_first:
+            self._unknown = False  # an env died when it was reset to show a frame: no second try
+        return replace(call, reset_first=False)
 
     def complete(self, call: Call, results: tuple[Any, ...], rows: Sequence[int]) -> tuple[Any, ...]:
         """The results of the call for these rows; if it renders, the env's last frame, or a blank one, for each."""
         if not call.skip_unreset:
             return results
+        self._unknown = False
         frames = [*results]
         for row, frame in zip(rows, results, strict=True):
             if frame is not NOT_RESET and frame is not None:
@@ -106,19 +118,23 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         while True:
             call = self._pending_call
             try:
-                results = self._session.wait_call(call, timeout, self._decoder(call))
-                return self._rendering.complete(call, tuple(map(results.__getitem__, rows)), rows)
+                found = self._session.wait_call(call, timeout, self._decoder(call))
+                results = tuple(map(found.__getitem__, rows))
             except (WorkerDied, EnvTimeout) as error:
-                self._rendering.check_repeatable(call, error)
-            self._begin_again(call)
+                again: Call | None = self._rendering.after_failure(call, error)
+            else:
+                again = self._rendering.again(call, results)
+            if again is None:
+                return self._rendering.complete(call, results, rows)
+            self._begin_next(again)
             timeout = None if deadline is None else deadline.left_s()
 
-    def _begin_again(self, call: Call) -> None:
-        """Begin this call once more; interrupted, the wait repeats this."""
+    def _begin_next(self, call: Call) -> None:
+        """Begin a call that the wait needs, too; interrupted, the wait repeats this."""
         pending = self._session.pending
         state, kept = pending.state, pending.kept
         try:
-            self._session.begin_call(call)
+            self._begin_call(call, self._pending_rows)
         except BaseException:
             pending.give_up()
             pending.state, pending.kept = state, kept
@@ -194,9 +210,10 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         """The rendered frame of every env, or of each of these; the others are not rendered.
 
         An env that failed, was made again and was not yet reset shows its last frame; if it never was rendered, a
-        blank one, as large as other frames, once there were any. ``call("render")`` and ``call_some`` do the same, and
-        pass arguments to the envs' ``render``. Errors as for ``call_some``, and ``WorkerDied`` or ``EnvTimeout``, where
-        the policy is to raise.
+        blank one. If no env was rendered before, this one is reset, and shows its first frame; its next step or reset
+        resets it once more, by the same seed. ``call("render")`` and ``call_some`` do the same, and pass arguments to
+        the envs' ``render``. Errors as for ``call_some``, and ``WorkerDied`` or ``EnvTimeout``, where the policy is to
+        raise.
         """
         rows = self._checked_rows("render", "render", env_ids)
         return self._called(self._call_of("render", (), {}, rows), rows)

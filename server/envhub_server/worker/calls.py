@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+import traceback
 from typing import Any, Callable, Iterator, Sequence, Union
 
 import numpy as np
@@ -14,7 +15,7 @@ from envhub.protocol import messages
 from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
-from envhub_server.worker.context import WorkerContext
+from envhub_server.worker.context import PendingFailure, WorkerContext
 from envhub_server.worker.gym_compat import is_wrapped
 from envhub_server.worker.native_env import SubEnv
 from envhub_server.worker.row import Row
@@ -49,7 +50,7 @@ class EnvCalls:
 
         def run(target: Target) -> list[Any]:
             env = target.env
-            if call.skip_unreset and target.awaits_first_reset:
+            if call.skip_unreset and target.awaits_first_reset and not (call.reset_first and self._reset_early(target)):
                 return []
             if call.question:
                 return [codec.encode(_QUESTIONS[call.question](env, call.name))]
@@ -103,6 +104,16 @@ class EnvCalls:
         _note_change(target)
         target.env.set_wrapper_attr(name, codec.decode(blob, self._envs.allow_pickle))
         self._attributes.add(control.SetAttrRows([target.index], name, [blob]))
+
+    def _reset_early(self, target: Target) -> bool:
+        try:
+            target.reset_early()
+        except BaseException as error:
+            if isinstance(error, PendingFailure):
+                raise
+            traceback.print_exc()  # into the worker's log; the session's policy applies to the reset that is due
+            return False
+        return True
 
     def _targets(self, verb: Verb, rows: Sequence[int]) -> Iterator[Target]:
         is_traced = not (isinstance(verb, messages.Call) and verb.skip_unreset)

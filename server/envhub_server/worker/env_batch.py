@@ -108,7 +108,7 @@ class EnvBatch:
 
     def targets(self, rows: Collection[int]) -> list[SubEnv]:
         wanted = [number for number, row in enumerate(self.indices) if row in rows]
-        shared = SharedCall(self.env, len(wanted) == len(self.indices))
+        shared = SharedCall(self.env, len(wanted) == len(self.indices), self._reset_early)
         return [SubEnv(self.indices[number], number, shared, bool(self._needs_reset[0] > ENDED)) for number in wanted]
 
     def step(self, out_of_band: Sequence[Any] = ()) -> None:
@@ -148,6 +148,10 @@ class EnvBatch:
         if self.trace is not None:
             named = zip(self.indices, seeds, rows or [True] * len(self.indices))
             self.trace.reset(self, {row: seed for row, seed, is_named in named if is_named}, options)
+
+    def _reset_early(self) -> None:
+        if self._new:  # an older env's rows were all reset with the first one
+            self.env.reset(self._first_seeds, self._arena.layout.rows, None, rebuilt=True)
 
     def _stepped(self) -> Outcome:
         if self._mode == DISABLED and self._needs_reset.any():

@@ -290,8 +290,9 @@ def _chosen_rows(observations: Any, chosen: np.ndarray) -> Any:
 class SharedCall:
     """A call of the vector env on behalf of several of its envs."""
 
-    def __init__(self, env: NativeEnv, whole: bool) -> None:
-        self.env, self._whole = env, whole
+    def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
+        self.env, self._whole, self._reset_early = env, whole, reset_early
+        self._early: BaseException | bool = False  # whether all envs were reset early, or what that raised
         self._returned: list[Any] | None = None
         self._values: dict[int, Any] = {}
 
@@ -299,6 +300,16 @@ class SharedCall:
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
+
+    def reset_early(self) -> None:
+        if self._early is False:
+            try:
+                self._reset_early()
+                self._early = True
+            except BaseException as error:
+                self._early = error
+        if isinstance(self._early, BaseException):
+            raise self._early
 
     def check_whole(self, name: str) -> None:
         if not self._whole:
@@ -320,6 +331,9 @@ class SubEnv:
         self.vector_env = shared.env.made
         self.awaits_first_reset = fresh
         self._number, self._shared = number, shared
+
+    def reset_early(self) -> None:
+        self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
         if not self._shared.env.is_callable(name):

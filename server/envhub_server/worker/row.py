@@ -239,6 +239,10 @@ class Row:
     def awaits_first_reset(self) -> bool:
         return bool(self._needs_reset[self.index] > ENDED)
 
+    def reset_early(self) -> None:
+        """Reset the new env so that it can be rendered; its pending first reset still follows, with the same seed."""
+        self._runner.reset(self.first_seed, None)
+
     def truncate(self, info: bytes) -> None:
         """End the episode without a transition of the env; the env is reset before its next step."""
         blob = codec.encode_pair(self._last_objects, info) if self._observation.has_objects else info

@@ -200,6 +200,10 @@ class SnapshotRow(Row):
         elif self._restored is not None:  # and no restore has asked for this one, which may be of another row
             self._restored = self._restored._replace(snapshot="")
 
+    def reset_early(self) -> None:
+        if self._restored is None:  # else the env is where its next result says
+            super().reset_early()
+
     def _begin(self, needs_reset: int) -> None:
         if self._restored is not None and needs_reset == FRESH and self._mode != DISABLED:
             self._show(self._restored)

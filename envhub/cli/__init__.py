@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, hidden, only_linux, printable
-from envhub.process import write_no_core_file
+from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, EnvHubError, hidden, only_linux, printable
 from envhub.transport.socket_file import user_text
 
 __all__ = ("main",)
@@ -55,7 +54,7 @@ def main() -> None:
         end(arguments[0], only_linux("this command"))
     with standard_streams():
         try:
-            _run(arguments)
+            run(arguments)
         except PermissionError as error:
             if sys.platform == "win32" or error.filename is None or os.environ.get(FULL_TRACEBACKS):
                 raise
@@ -65,18 +64,20 @@ def main() -> None:
             sys.exit(EXIT_USAGE)
 
 
-def _run(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> None:
     # Containers and scripts ask ``health`` every few seconds, so its usual command lines need no import of the parser,
     # of NumPy and of what draws tables.
     if (plain := plain_arguments(arguments)) is not None:
         try:
-            check(plain.address, plain.timeout)
+            with errors_in_a_line("health"):
+                check(plain.address, plain.timeout)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
     refuse_retired(arguments)
     from envhub.cli.commands import app
 
-    app(arguments)
+    with errors_in_a_line(" ".join(app.parse_commands(arguments)[0])):
+        app(arguments)
 
 
 def refuse_retired(arguments: list[str]) -> None:
@@ -114,13 +115,8 @@ def check(address: str | None, timeout: float) -> NoReturn:
     """Ask a hub for its health, print the answer, and exit; arguments as of ``envhub.connect``."""
     from envhub_client.client import connect
 
-    from envhub.errors import EnvHubError
-
-    try:
-        with connect(address, timeout) as client:
-            answer = client.health()
-    except EnvHubError as error:
-        end("health", error, EXIT_FAILED)
+    with connect(address, timeout) as client:
+        answer = client.health()
     text = f"{answer['sessions']} sessions, up for {answer['uptime_s']:.0f} s"
     if (lag_s := answer.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
@@ -205,22 +201,12 @@ def end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
 @contextlib.contextmanager
 def errors_in_a_line(command: str) -> Iterator[None]:
     """Print an expected error as one line; any other exception is a bug and shows its traceback."""
-    import gymnasium
-    from envhub_client.tools.console import making_bar
-    from rich.console import Console
-
-    from envhub.errors import EnvHubError
-
     try:
-        with making_bar(Console(stderr=True)):
-            yield
-    except (EnvHubError, gymnasium.error.Error, ModuleNotFoundError) as error:
-        end(command, error, EXIT_FAILED)
-
-
-@contextlib.contextmanager
-def guarding_secrets(command: str) -> Iterator[None]:
-    """Have keys in this process, which then leaves no core file; errors as of ``errors_in_a_line``."""
-    write_no_core_file()
-    with errors_in_a_line(command):
         yield
+    except (EnvHubError, ModuleNotFoundError) as error:
+        end(command, error, EXIT_FAILED)
+    except Exception as error:
+        gymnasium = sys.modules.get("gymnasium")  # which takes long to import
+        if gymnasium is None or not isinstance(error, gymnasium.error.Error):
+            raise
+        end(command, error, EXIT_FAILED)

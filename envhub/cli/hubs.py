@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, errors_in_a_line, print_json, print_line
+from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, print_json, print_line
 from envhub.cli.commands import Count, Seconds, console, errors
 from envhub.errors import EnvHubError, only_linux
 from envhub.transport import address as addresses
@@ -93,11 +93,8 @@ def envs(address: HubAddress = None, *pattern: str, timeout: Seconds = 30.0) -> 
     """
     from envhub_client.tools.console import print_envs
 
-    try:
-        if not print_envs(console, errors, address, pattern, timeout):
-            sys.exit(EXIT_FAILED)
-    except EnvHubError as error:
-        end("envs", error, EXIT_FAILED)
+    if not print_envs(console, errors, address, pattern, timeout):
+        sys.exit(EXIT_FAILED)
 
 
 def top(
@@ -133,11 +130,7 @@ def top(
     from envhub_client.tools.console import print_rows
     from envhub_client.tools.watch import HEADINGS, Watch
 
-    try:
-        of_environment = addresses.address_of_environment()
-    except EnvHubError as error:
-        end("top", error)
-    with Watch(hub or [of_environment or ""], timeout, stuck) as watch:
+    with Watch(hub or [addresses.address_of_environment() or ""], timeout, stuck) as watch:
         if console.is_terminal and not (once or json):
             try:
                 from envhub_client.tools.top import Top
@@ -177,14 +170,11 @@ def list_fleet(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     """
     from envhub_client.tools.console import FLEET_HEADINGS, fleet_cells, print_rows, reports
 
-    try:
-        address_of_environment = addresses.address_of_environment()
-        hubs = hub or ([] if address_of_environment is None else [address_of_environment])
-        rows = reports(hubs, timeout)
-    except EnvHubError as error:
-        end("fleet ls", error, EXIT_FAILED)
+    address_of_environment = addresses.address_of_environment()
+    hubs = hub or ([] if address_of_environment is None else [address_of_environment])
     if not hubs:
         end("fleet ls", f"name the hubs to list, or set {addresses.ENVIRONMENT_VARIABLE}")
+    rows = reports(hubs, timeout)
     if json:
         print_json(rows)
     else:
@@ -254,15 +244,14 @@ def _print_hubs(fleet: Fleet) -> None:
 
 @contextlib.contextmanager
 def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
-    """Connect to a Ray cluster that exists, and yield ``Fleet``; print an expected error as one line."""
+    """Connect to a Ray cluster that exists, and yield ``Fleet``; end the command if a value is not allowed."""
     if sys.platform != "linux":
         end(command, only_linux(f"envhub {command}"))
-    with errors_in_a_line(command):
-        from envhub.fleet import Fleet
-        from envhub.fleet.fleet import connect
+    from envhub.fleet import Fleet
+    from envhub.fleet.fleet import connect
 
-        connect(address)
-        try:
-            yield Fleet
-        except ValueError as error:
-            end(command, error, EXIT_FAILED)
+    connect(address)
+    try:
+        yield Fleet
+    except ValueError as error:
+        end(command, error, EXIT_FAILED)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_json, print_line
+from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, print_error, print_json, print_line
 from envhub.cli.commands import Count, Seconds, console, errors
 from envhub.cli.hubs import HubAddress
 from envhub.errors import AddressError, KeysError, hidden, printable
@@ -127,7 +127,7 @@ def doctor(hub: HubAddress = None, *, json: bool = False) -> None:
     if hub is not None:
         from envhub_client.client import connect
 
-        with errors_in_a_line("doctor"), connect(hub) as client:
+        with connect(hub) as client:
             judgements += of_hub(client.health(), client.stats())
     _print_judgements(judgements, json)
 
@@ -215,16 +215,18 @@ def bench(
     if not sizes or min(sizes) < 1:
         end("bench", "-n takes numbers of envs separated by commas")
     from envhub_client.tools.bench import run
+    from envhub_client.tools.console import making_bar
 
-    with errors_in_a_line("bench"):
+    with making_bar(errors):
         run(console, env, sizes, seconds, repeats, json)
 
 
 def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
     from envhub_client.tools import bench
+    from envhub_client.tools.console import making_bar
 
-    with errors_in_a_line("demo"):
+    with making_bar(errors):
         bench.demo(console)
 
 

@@ -30,7 +30,7 @@ from new_keys import address_of, admitted, keys_in
 from PIL import Image
 
 import envhub
-from envhub.cli.commands import app
+from envhub import cli
 from envhub.protocol.messages import Op, Operate
 
 LANES = pytest.mark.parametrize("lane", ["auto", "wire"])
@@ -129,7 +129,7 @@ def command(hub: ServedHub, capsys: pytest.CaptureFixture[str]) -> Command:
     def run(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         try:
-            app([*arguments, "--hub", hub.ipc])
+            cli.run([*arguments, "--hub", hub.ipc])
             status = 0
         except SystemExit as ended:
             status = int(ended.code or 0)

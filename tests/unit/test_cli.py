@@ -31,7 +31,7 @@ KEY = "-" + "A" * 42  # one key in 64 begins so
 def run(*arguments: str) -> int:
     """Run the command; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        commands.app(arguments)
+        cli.run([*arguments])
     return int(ended.value.code or 0)
 
 

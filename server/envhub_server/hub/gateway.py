@@ -227,7 +227,7 @@ class Gateway:
         self._loop.schedule.set(self._check_access, self._access.next_s())
 
     def _check_access(self) -> None:
-        self.end(self._access.check(self._loop.clock.now_s(), self._directory.active_peers()))
+        self.end(self._access.check(self._loop.clock.now_s()))
         removed, self._access.removed = self._access.removed, []
         self._directory.revoke(removed)
         self._admit_clients()

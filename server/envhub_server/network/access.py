@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -256,13 +256,12 @@ class Access:
         enough = connection.malformed == MALFORMED_MAX
         return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
-    def check(self, now_s: float, active: Collection[bytes | None]) -> Ends:
+    def check(self, now_s: float) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        unread = self.connections.unread(active, connections.bytes_sent, self._unread_bytes_max, now_s)
-        ends += [(connection, much) for connection in unread]
+        ends += [(connection, much) for connection in self.connections.unread(self._unread_bytes_max, now_s)]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S

@@ -60,7 +60,7 @@ def serve(
     from envhub_server.serve import read_configuration, settings_of
     from envhub_server.serve import serve as run
 
-    def ready(hub: Hub) -> None:
+    def ready(hub: Hub, page: str) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", soft_wrap=True)
         if hub.config.keys is not None and hub.addresses[0].startswith("tcp"):
@@ -71,6 +71,8 @@ def serve(
             )
         if hub.config.insecure and hub.config.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
+        if page:
+            console.print(f"web page at {page}", markup=False, soft_wrap=True)
 
     def listed(hub: Hub) -> None:
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
@@ -83,9 +85,6 @@ def serve(
             return
         for name, why in hub.unready().items():
             console.print(f"unready: {hidden(name)}: {why}", markup=False, soft_wrap=True)
-
-    def page_ready(url: str) -> None:
-        console.print(f"web page at {url}", markup=False, soft_wrap=True)
 
     try:
         read = read_configuration(env, options, config)
@@ -104,7 +103,7 @@ def serve(
         _print_judgements(check_envs(read.config, check_timeout), json)
     sys.stdout, sys.stderr = HubStream(1), HubStream(2)
     try:
-        run(read.config, ready, listed, lambda: read_configuration(env, options, config).config, page_ready)
+        run(read.config, ready, listed, lambda: read_configuration(env, options, config).config)
     except (AddressError, DescriptorsShort, EnvNotFound, OptionError, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:

@@ -127,7 +127,7 @@ def doctor(hub: HubAddress = None, *, json: bool = False) -> None:
         from envhub_client.client import connect
 
         with connect(hub) as client:
-            judgements += of_hub(client.health(), client.stats())
+            judgements += of_hub(client.stats())
     _print_judgements(judgements, json)
 
 

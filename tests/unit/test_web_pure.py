@@ -180,14 +180,18 @@ class Looks:
 
     def __call__(self) -> Look:
         sessions, ends = next(self.left)
-        health = {"status": "ok", "uptime_s": 1.0, "sessions": 1, "loop_lag_s": 0.0, "unready": {"Sim-v0": "why"}}
         stats = {
+            "status": "ok",
+            "uptime_s": 1.0,
+            "sessions": 1,
+            "loop_lag_s": 0.0,
+            "unready": {"Sim-v0": "why"},
             "requests": 3,
             "failures": {"limit": 2},
             "capacity": {"cpus": 2, "cpus_free": 1.0},
             "arena_bytes": 4096,
         }
-        return Look(health, stats, sessions, ends)
+        return Look(stats, sessions, ends)
 
 
 def scrapes(*looks: tuple[list[Any], list[Any]]) -> prometheus_client.CollectorRegistry:

@@ -173,19 +173,18 @@ def _report(deadline: Deadline, hub: Member) -> HubReport:
         with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
             before, began_s = client.stats(), time.monotonic()
             time.sleep(min(RATE_S, deadline.left_s() / 2))
-            client.timeout = max(round(deadline.left_s() / 2, 1), 0.1)  # for each of two questions
-            counters, rate_s = client.stats(), time.monotonic() - began_s
-            health, capacity = client.health(), counters["capacity"]
+            client.timeout = max(round(deadline.left_s(), 1), 0.1)
+            stats, rate_s = client.stats(), time.monotonic() - began_s
             return HubReport(
                 *report,
-                state=health["status"],
+                state=stats["status"],
                 host=client.host,
-                sessions=health["sessions"],
-                envs=counters["envs"],
-                envs_free=capacity["envs_free"],
-                cpus=capacity["cpus"],
-                steps_per_s=(counters["steps"] - before["steps"]) / rate_s,
-                losses=counters["restarts"],
+                sessions=stats["sessions"],
+                envs=stats["envs"],
+                envs_free=stats["capacity"]["envs_free"],
+                cpus=stats["capacity"]["cpus"],
+                steps_per_s=(stats["steps"] - before["steps"]) / rate_s,
+                losses=stats["restarts"],
             )
     except EnvHubError as error:
         return HubReport(*report, why=str(error))

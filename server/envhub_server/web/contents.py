@@ -88,9 +88,9 @@ class Web:
         """The reason why the hub should get no new sessions; empty if it is ready."""
         try:
             look = await self.looking.look()
-            unready = look.health["unready"]
-            if look.health["status"] != "ok":
-                return str(look.health["status"])
+            unready, status = look.stats["unready"], look.stats["status"]
+            if status != "ok":
+                return str(status)
             if unready and {*await self.looking.ask(lambda hub: hub.envs())} <= unready.keys():
                 return f"no env can be made: {next(iter(unready.values()))}"
         except EnvHubError as error:

@@ -22,8 +22,7 @@ T = TypeVar("T")
 class Look(NamedTuple):
     """Answers of a hub to what the metrics and the page need of it."""
 
-    health: dict[str, Any]
-    stats: dict[str, Any]
+    stats: dict[str, Any]  # its health among them
     sessions: list[dict[str, Any]]
     ended: list[dict[str, Any]]
 
@@ -75,4 +74,4 @@ class HubClient:
         if not self._names <= names or now_s - self._asked_ended_s >= ENDED_S:
             self._ended, self._asked_ended_s = hub.sessions(ended=True), now_s
         self._names = names
-        return Look(hub.health(), hub.stats(), sessions, self._ended)
+        return Look(hub.stats(), sessions, self._ended)

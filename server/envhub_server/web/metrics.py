@@ -151,14 +151,14 @@ class HubCollector(Collector):
         return pair
 
     def _of_hub(self, look: Look) -> Iterator[Metric]:
-        health, stats = look.health, {**look.stats, **(look.stats.get("capacity") or {})}
+        stats = {**look.stats, **(look.stats.get("capacity") or {})}
         yield InfoMetricFamily("envhub", "The hub.", {"hub": self._hub, "version": envhub.__version__})
-        yield GaugeMetricFamily("envhub_draining", "Whether the hub is ending.", health["status"] != "ok")
-        yield GaugeMetricFamily("envhub_uptime_seconds", "Age of the hub.", health["uptime_s"])
+        yield GaugeMetricFamily("envhub_draining", "Whether the hub is ending.", stats["status"] != "ok")
+        yield GaugeMetricFamily("envhub_uptime_seconds", "Age of the hub.", stats["uptime_s"])
         lag = "Longest time of the last minute for which the hub was busy."
-        yield GaugeMetricFamily("envhub_loop_lag_seconds", lag, health["loop_lag_s"])
+        yield GaugeMetricFamily("envhub_loop_lag_seconds", lag, stats["loop_lag_s"])
         unready = GaugeMetricFamily("envhub_env_unready", "Envs that cannot be made now.", labels=["env"])
-        for name in sorted(health["unready"])[:NAMES_MAX]:
+        for name in sorted(stats["unready"])[:NAMES_MAX]:
             unready.add_metric([name], 1)
         yield unready
         failures = CounterMetricFamily("envhub_failures_total", "Requests that failed.", labels=["code"])

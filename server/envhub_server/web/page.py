@@ -67,10 +67,10 @@ class View:
         except EnvHubError as error:
             self.status.text = f"no answer: {error}"
             return None
-        health, capacity = look.health, look.stats["capacity"]
+        stats, capacity = look.stats, look.stats["capacity"]
         cpus = f"{capacity['cpus_free']} of {capacity['cpus']} CPUs free"
-        up = f"up for {health['uptime_s'] / 3600:.1f} h"
-        self.status.text = f"{health['status']} · {len(look.sessions)} sessions · {cpus} · {up}"
+        up = f"up for {stats['uptime_s'] / 3600:.1f} h"
+        self.status.text = f"{stats['status']} · {len(look.sessions)} sessions · {cpus} · {up}"
         return look
 
     async def act(self, question: Callable[[Any], Any], done: str = "") -> Any:

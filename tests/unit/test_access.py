@@ -288,9 +288,9 @@ def test_asks_that_wait_keep_the_hub_from_no_sleep() -> None:
     access = Access(None, False, 100)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as clients:
         access.guard(context, router)
-        assert access.authenticator is not None
+        assert access.zap is not None
         access.accepted(NO_SOCKET, 100.0)
-        descriptor = access.authenticator.descriptor
+        descriptor = int(access.zap.FD)
         address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
         for _ in range(3):
             client = clients.enter_context(context.socket(zmq.DEALER))

@@ -11,8 +11,17 @@ from typing import Any, cast
 import pytest
 import zmq
 from envhub_server.network import connections
-from envhub_server.network.access import CHANGED, IPC_ORIGIN, KEYS_S, REFUSED_S, REMOVED, UNKNOWN_KEY_S, Access
-from envhub_server.network.authenticator import ANYONE, OWN
+from envhub_server.network.access import (
+    ANYONE,
+    CHANGED,
+    IPC_ORIGIN,
+    KEYS_S,
+    OWN,
+    REFUSED_S,
+    REMOVED,
+    UNKNOWN_KEY_S,
+    Access,
+)
 from envhub_server.network.connections import (
     ANYBODY,
     GONE_MAX,
@@ -229,7 +238,7 @@ def test_end_of_a_clients_last_connection_is_audited(access: Access, lines: list
 
 def test_address_refuses_a_client_with_a_key_that_nobody_knows(access: Access, router: tuple[Any, Any]) -> None:
     port = router[1].bind_to_random_port("tcp://127.0.0.1")
-    access.bound(f"tcp://127.0.0.1:{port}")  # else it raises
+    access.prove(f"tcp://127.0.0.1:{port}")  # else it raises
     assert access.handshakes_refused == 0, "which is the hub's own test"
     assert access.open_to_all
 

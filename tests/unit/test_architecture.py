@@ -39,7 +39,7 @@ STEP_PATH = [
     "server/envhub_server/hub/hub.py",
     "server/envhub_server/hub/gateway.py",
 ]
-SOCKETS = [*STEP_PATH, "server/envhub_server/network/listener.py", "server/envhub_server/network/authenticator.py"]
+SOCKETS = [*STEP_PATH, "server/envhub_server/network/listener.py", "server/envhub_server/network/access.py"]
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

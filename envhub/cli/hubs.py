@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def _hub_names(context: Any) -> list[str]:
-    """The names that ``envhub ls`` lists, for the shell."""
     from envhub_client.connection import known_hubs
 
     own = [addresses.default_address()] if sys.platform == "linux" else []

@@ -22,7 +22,6 @@ COMPLETION_S = 2.0  # for a hub that is asked while somebody types
 
 
 def _names(context: Any) -> list[tuple[str, str]]:
-    """The names of a hub's sessions, each with a description, for the shell."""
     from envhub_client.client import connect
 
     with connect(context["hub"].raw, COMPLETION_S) as client:

@@ -194,8 +194,6 @@ def fleet_cells(row: HubReport) -> list[str]:
 
 
 class _Bar(logging.Handler):
-    """Shows the records of progress, and warnings."""
-
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.INFO)
         self._progress = progress

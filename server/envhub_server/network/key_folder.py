@@ -218,8 +218,6 @@ class KeyFolder:
 
 @dataclass(frozen=True)
 class _File:
-    """One client's file, as it was read."""
-
     state: object
     holder: Holder  # as of the last time that it could be read
     keys: list[bytes]

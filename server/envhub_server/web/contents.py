@@ -101,7 +101,6 @@ class Web:
         return self.history.curves(time.monotonic(), session)
 
     def films(self) -> list[Path]:
-        """The newest films, by their paths in the folder."""
         folder = Path(self.settings.films)
         if not self.settings.films:
             return []

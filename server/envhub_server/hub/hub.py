@@ -38,10 +38,10 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import EnvFactsTable
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
+from envhub_server.hub.biography import SlowRequests
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
-from envhub_server.hub.latencies import SlowRequests
 from envhub_server.hub.operations import AT_END, Answer, Order
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services

@@ -16,8 +16,8 @@ import numpy as np
 
 from envhub.errors import hide_folders_in, shortened
 from envhub.protocol.messages import Failure
+from envhub_server.hub.biography import TEXT_CHARS_MAX
 from envhub_server.hub.hub_requests import HubRequests
-from envhub_server.hub.latencies import TEXT_CHARS_MAX
 from envhub_server.hub.operations import Answer, Order
 from envhub_server.hub.planner import hides_folders
 from envhub_server.hub.runtime import SessionRuntime

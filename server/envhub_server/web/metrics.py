@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 
 import envhub
 from envhub.errors import EnvHubError
-from envhub_server.web.hub_client import Look
 
 PAIRS_MAX = 100  # of an env and a client that have labels of their own
 NAMES_MAX = 100  # of envs that are unready
@@ -21,6 +20,14 @@ LABELS = ("env", "client")
 
 Row = Mapping[str, Any]
 Pair = tuple[str, str]
+
+
+class Look(NamedTuple):
+    """Answers of a hub to what the metrics and the page need of it."""
+
+    stats: dict[str, Any]  # its health among them
+    sessions: list[dict[str, Any]]
+    ended: list[dict[str, Any]]
 
 
 def client_of(row: Row) -> str:

@@ -23,10 +23,9 @@ from envhub.errors import EnvHubError
 from envhub_server.ipc.process_marks import die_with_hub, prctl
 from envhub_server.replay import files_in, listed
 from envhub_server.web import tables
-from envhub_server.web.contents import Web
+from envhub_server.web.contents import SAMPLE_S, Web
 from envhub_server.web.gate import ADMIN, Gate
-from envhub_server.web.history import SAMPLE_S
-from envhub_server.web.hub_client import Look
+from envhub_server.web.metrics import Look
 from envhub_server.web.process import WebSettings
 from envhub_server.web.tables import Curves, RowTable
 

@@ -10,7 +10,7 @@ from nicegui import ui
 from nicegui.element import Element
 
 from envhub.diagnosis import Finding
-from envhub_server.web.history import HUB
+from envhub_server.web.contents import HUB
 from envhub_server.web.metrics import Row, client_of
 
 # By format of a value, which rows.js has, the fields that have it; all others are texts.

@@ -127,7 +127,7 @@ ROOMS = {
         "hub": {"catalog", "ipc", "memory", "network", "processes", "session"},
         "ipc": set(),
         "memory": {"ipc", "session"},
-        "network": {"processes"},
+        "network": {"ipc", "processes"},
         "processes": {"ipc"},
         "session": {"catalog", "ipc", "processes"},
         "web": {"ipc", "processes"},

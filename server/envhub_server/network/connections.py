@@ -296,8 +296,6 @@ CHECK_S = 0.3  # how often the kernel is asked
 # before the ROUTER itself knows. So the peers that used the descriptor are probed at once and again.
 SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 
-_UCRED = struct.Struct("3i")
-
 log = Logger("envhub.hub")
 
 
@@ -306,11 +304,16 @@ def silent_s(descriptor: int) -> float:
     try:
         with copied(descriptor) as connection:
             if connection.family == socket.AF_UNIX:
-                pid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
-                return math.inf if _stopped(pid) else 0.0
+                return math.inf if _stopped(peer_of(connection)[0]) else 0.0
             return tcp_facts(connection)[0]
     except OSError:
         return 0.0
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user of the peer of a Unix socket."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 def _stopped(pid: int) -> bool:

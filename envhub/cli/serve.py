@@ -214,19 +214,15 @@ def bench(
     if not sizes or min(sizes) < 1:
         end("bench", "-n takes numbers of envs separated by commas")
     from envhub_client.tools.bench import run
-    from envhub_client.tools.console import making_bar
 
-    with making_bar(errors):
-        run(console, env, sizes, seconds, repeats, json)
+    run(console, env, sizes, seconds, repeats, json)
 
 
 def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
     from envhub_client.tools import bench
-    from envhub_client.tools.console import making_bar
 
-    with making_bar(errors):
-        bench.demo(console)
+    bench.demo(console)
 
 
 def replays(folder: Path | None = None) -> None:

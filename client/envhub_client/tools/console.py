@@ -1,10 +1,8 @@
-"""Output of the ``envhub`` command: the envs of a hub, the hubs of a fleet, and a bar while envs are made slowly."""
+"""Output of the ``envhub`` command: the envs of a hub, its sessions, and the hubs of a fleet."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -191,42 +188,3 @@ FLEET_HEADINGS = ("name", "address", "host", "state", "sessions", "envs", "free"
 def fleet_cells(row: HubReport) -> list[str]:
     counts = row.sessions, row.envs, row.envs_free, row.cpus, row.steps_per_s, row.losses
     return [*map(printable, (row.name, row.address, row.host or "-", row.state)), *map(number, counts)]
-
-
-class _Bar(logging.Handler):
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(logging.INFO)
-        self._progress = progress
-        self._task = progress.add_task("", visible=False)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if (counts := getattr(record, "progress", None)) is not None:
-            phase, built, num_envs = counts
-            self._progress.start()
-            self._progress.update(
-                self._task, description=f"{phase} envs", completed=built, total=num_envs, visible=built < num_envs
-            )
-            self._progress.refresh()
-        elif record.levelno >= logging.WARNING:
-            self._progress.console.print(printable(record.getMessage()), markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def making_bar(console: Console) -> Iterator[None]:
-    """Show a bar, on a console of its own, whenever a hub that makes envs takes more than a second."""
-    logger = logging.getLogger("envhub")
-    level = logger.level
-    # It is refreshed by the records: a thread of its own would keep a program that forks meanwhile, as
-    # ``AsyncVectorEnv`` does, from going on.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
-    bar = _Bar(progress)
-    logger.addHandler(bar)
-    logger.setLevel(min(level or logging.INFO, logging.INFO))
-    try:
-        yield
-    finally:
-        logger.removeHandler(bar)
-        logger.setLevel(level)
-        if progress.live.is_started:  # else it would end a line that it did not begin
-            progress.stop()

@@ -404,11 +404,6 @@ def _read(value: Any, annotation: Any, option: str, folder: Path, key: Callable[
     return value
 
 
-def check_options(table: Any, kind: type) -> None:
-    values = {name: value for name in kinds_of(kind) if (value := getattr(table, name)) is not None}
-    options_from(msgspec.to_builtins(values, enc_hook=str), kind)
-
-
 def check_distinct(name: str, values: Sequence[Any] | None) -> None:
     if values is not None and len({*values}) < len(values):
         raise OptionError(f"{name} = {value_text(values)}: the same is given twice")

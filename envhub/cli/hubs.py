@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, print_json, print_line
 from envhub.cli.commands import Count, Seconds, console, errors
-from envhub.errors import EnvHubError, only_linux
+from envhub.errors import EnvHubError
 from envhub.transport import address as addresses
 
 if TYPE_CHECKING:
@@ -244,8 +244,6 @@ def _print_hubs(fleet: Fleet) -> None:
 @contextlib.contextmanager
 def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
     """Connect to a Ray cluster that exists, and yield ``Fleet``; end the command if a value is not allowed."""
-    if sys.platform != "linux":
-        end(command, only_linux(f"envhub {command}"))
     from envhub.fleet import Fleet
     from envhub.fleet.fleet import connect
 

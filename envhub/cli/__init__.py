@@ -18,7 +18,7 @@ __all__ = ("main",)
 
 
 # They start a hub or processes, or read and write files of a hub.
-ONLY_LINUX = {"serve", "service", "keys", "demo", "bench", "replays", "replay"}
+ONLY_LINUX = {"serve", "service", "doctor", "validate", "keys", "demo", "bench", "replays", "replay"}
 # What was a command or an option of one, and the way that is left; of a key of ``envhub.options.RETIRED`` its text.
 RETIRED = {
     "conformance": (

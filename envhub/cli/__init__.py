@@ -9,7 +9,7 @@ import re
 import select
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, EnvHubError, hidden, only_linux, printable
 from envhub.transport.socket_file import user_text
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> None:
     if (plain := plain_arguments(arguments)) is not None:
         try:
             with errors_in_a_line("health"):
-                check(plain.address, plain.timeout)
+                check(*plain)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
     refuse_retired(arguments)
@@ -92,14 +92,7 @@ def refuse_retired(arguments: list[str]) -> None:
             end(command, RETIRED_OPTIONS.get(way, way))
 
 
-class HealthArguments(NamedTuple):
-    """Arguments of ``envhub health``."""
-
-    address: str | None = None
-    timeout: float = TIMEOUT_S
-
-
-def plain_arguments(arguments: list[str]) -> HealthArguments | None:
+def plain_arguments(arguments: list[str]) -> tuple[str | None, float] | None:
     """The arguments of ``health [ADDRESS] [--timeout SECONDS]``, as the parser reads them; None for other lines."""
     name, *given = arguments or [""]
     timeout = TIMEOUT_S
@@ -108,7 +101,7 @@ def plain_arguments(arguments: list[str]) -> HealthArguments | None:
         del given[-2:]
     if name != "health" or len(given) > 1 or not all("://" in address and address[0] != "-" for address in given):
         return None
-    return HealthArguments(given[0] if given else None, timeout)
+    return given[0] if given else None, timeout
 
 
 def check(address: str | None, timeout: float) -> NoReturn:

@@ -52,12 +52,9 @@ def ls() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from envhub_client.client import connect
-    from envhub_client.connection import known_hubs
-
-    here = addresses.default_address() if sys.platform == "linux" else ""
 
     def state(hub: Any) -> str:
-        is_absent = hub == here and not Path(addresses.parse(here).path).exists()  # and none was named
+        is_absent = str(hub).startswith("ipc://") and not Path(addresses.parse(hub).path).exists()
         try:
             with connect(hub, timeout=0.1 if is_absent else 2.0) as client:
                 return str(client.health()["status"])
@@ -68,11 +65,9 @@ def ls() -> None:
         address_of_environment = addresses.address_of_environment()
     except EnvHubError as error:
         end("ls", error)
-    hubs = {name: name for name in known_hubs.names()}
+    hubs = {name: name for name in _hub_names(None)}
     if address_of_environment is not None:
         hubs.setdefault(addresses.written(address_of_environment), address_of_environment)
-    if here:
-        hubs.setdefault(here, here)
     with ThreadPoolExecutor(max(1, min(len(hubs), 32))) as threads:  # hubs that do not answer are waited for together
         for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
             print_line(f"{name}: {answer}")

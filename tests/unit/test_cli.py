@@ -154,11 +154,10 @@ def test_login_without_an_input_is_told_in_a_line(
 )
 def test_health_reads_a_plain_command_line_as_the_parser_does(line: str) -> None:
     plain = cli.plain_arguments(["health", *line.split()])
-    assert plain is not None
     command, bound, unknown = commands.app.parse_args(["health", *line.split()], print_error=False)[:3]
     bound.apply_defaults()
     assert command is hubs.health and not unknown
-    assert (plain.address, plain.timeout) == (bound.arguments["address"], bound.arguments["timeout"])
+    assert plain == (bound.arguments["address"], bound.arguments["timeout"])
 
 
 @pytest.mark.parametrize(

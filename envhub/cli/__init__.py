@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, EnvHubError, hidden, only_linux, printable
+from envhub.transport.address import NO_ANNOUNCEMENTS
 from envhub.transport.socket_file import user_text
 
 __all__ = ("main",)
@@ -19,20 +20,17 @@ __all__ = ("main",)
 
 # They start a hub or processes, or read and write files of a hub.
 ONLY_LINUX = {"serve", "service", "doctor", "validate", "keys", "demo", "bench", "replays", "replay"}
-# What was a command or an option of one, and the way that is left; of a key of ``envhub.options.RETIRED`` its text.
+# What was a command or an option of one, and the way that is left; ``envhub.options.RETIRED`` has those of ``serve``.
 RETIRED = {
     "conformance": (
         "hubs and clients are tested from a clone of the repository: cd tests && python -m conformance.kit -h"
     ),
     "record": ONLY_PROGRAMS_RECORD,
     "fleet logs": "Ray keeps the logs of hubs: `ray logs actor --id ID`, with an ID of `ray list actors`",
-    "fleet up --announce": "announce",
+    "fleet up --announce": NO_ANNOUNCEMENTS,
     "bench --plot": (
         "other ways are compared from a clone of the repository: cd tests/benchmarks && python -m side_by_side -h"
     ),
-    "serve --announce": "announce",
-    "serve --audit": "audit",
-    "serve --replays-max": "replays_max",
     **dict.fromkeys(
         ("replay --until", "replay --video"),
         "there is no --until and no --video any more: --pdb stops in the step that failed",
@@ -82,14 +80,14 @@ def run(arguments: list[str]) -> None:
 
 def refuse_retired(arguments: list[str]) -> None:
     """End with the way that is left if these arguments have a command or an option that is no more."""
-    from envhub.options import RETIRED as RETIRED_OPTIONS
+    from envhub.options import RETIRED as OPTIONS
 
     given = [each.partition("=")[0] for each in arguments]
-    for retired, way in RETIRED.items():
+    for retired, way in (RETIRED | {f"serve --{name.replace('_', '-')}": OPTIONS[name] for name in OPTIONS}).items():
         command, _, option = retired.partition(" --")
         words = command.split()
         if given[: len(words)] == words and (not option or f"--{option}" in given):
-            end(command, RETIRED_OPTIONS.get(way, way))
+            end(command, way)
 
 
 def plain_arguments(arguments: list[str]) -> tuple[str | None, float] | None:

@@ -185,7 +185,6 @@ def bench(
     num_envs: Annotated[str, Parameter(alias="-n")] = "1,16,64",
     seconds: Seconds = 1.0,
     repeats: Count = 3,
-    json: bool = False,
 ) -> None:
     """Time the ways to step your env on this machine, and say which is fastest, and why.
 
@@ -204,8 +203,6 @@ def bench(
         Seconds that each measurement lasts.
     repeats
         Number of times that every way is measured; medians are shown, and how far the repeats differ.
-    json
-        Print one JSON object for each env and number of envs instead of a table.
     """
     try:
         sizes = [int(size) for size in num_envs.split(",")]
@@ -215,7 +212,7 @@ def bench(
         end("bench", "-n takes numbers of envs separated by commas")
     from envhub_client.tools.bench import run
 
-    run(console, env, sizes, seconds, repeats, json)
+    run(console, env, sizes, seconds, repeats)
 
 
 def demo() -> None:

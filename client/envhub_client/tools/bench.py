@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 import platform
 import signal
@@ -65,23 +64,16 @@ class ServedHub(NamedTuple):
     pid: int
 
 
-def run(
-    console: Console, entries: Sequence[str], sizes: Sequence[int], seconds: float, repeats: int, as_json: bool
-) -> None:
+def run(console: Console, entries: Sequence[str], sizes: Sequence[int], seconds: float, repeats: int) -> None:
     """Time the ways to step each env, and print them with the fastest; arguments as of ``envhub bench``."""
     machine = machine_line()  # before the bench itself is the load
     factories = {entry: factory(entry) for entry in entries}
     with served_hub(*entries) as hub:
         for (entry, make), num_envs in itertools.product(factories.items(), sizes):
             results = timed(ways(entry, make, num_envs, hub), seconds, repeats, one_env_us(make))
-            if as_json:
-                record = {"env": entry, "num_envs": num_envs, "fastest": fastest(results), "machine": machine}
-                console.print_json(json.dumps({**record, "ways": {way: vars(each) for way, each in results.items()}}))
-            else:
-                console.print(table(f"{entry}, {num_envs} envs, {repeats} x {seconds:g} s", results))
-                console.print(verdict(num_envs, results), "", sep="\n", markup=False, soft_wrap=True)
-    if not as_json:
-        console.print(machine, markup=False, soft_wrap=True)
+            console.print(table(f"{entry}, {num_envs} envs, {repeats} x {seconds:g} s", results))
+            console.print(verdict(num_envs, results), "", sep="\n", markup=False, soft_wrap=True)
+    console.print(machine, markup=False, soft_wrap=True)
 
 
 def demo(console: Console) -> None:

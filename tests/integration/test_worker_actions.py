@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from combinations import each_value
-from envhub_server.hub.worker_actions import DRAW_S
+from envhub_server.hub.operations import DRAW_S
 from faulty import HOLD_GIL, SLEEP
 from gymnasium import spaces
 from hubs import ServedHub, serve, wait_until

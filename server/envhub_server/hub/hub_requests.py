@@ -161,7 +161,16 @@ class HubRequests:
         self.observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
         self.table = SessionTable(directory, loop, services.slow)
-        self.operations = Operations(self._protocol, directory, access, self.table)
+        self.operations = Operations(
+            self._protocol,
+            directory,
+            access,
+            self.table,
+            self.usage,
+            self.observations,
+            loop,
+            lambda holder: hides_folders(self.config, holder),
+        )
 
     def use(self, config: HubConfig) -> None:
         """Go on with another configuration; sessions that exist keep what they were made with."""

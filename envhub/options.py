@@ -33,6 +33,7 @@ RETIRED = {
     "replays_max": "the files of replays are limited by their bytes (replays_bytes_max), and 0 keeps none",
     "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
     "record": ONLY_PROGRAMS_RECORD,
+    "worker_memory_bytes_max": "memory_max of the hub limits each worker, whose key has no such quota any more",
 }
 VARIABLES = "ENVHUB_"
 # Variables with this beginning that are no options of a hub, and of replays, which ``replay.default_path`` reads.
@@ -402,11 +403,6 @@ def _read(value: Any, annotation: Any, option: str, folder: Path, key: Callable[
             except ValueError as error:  # which has the text itself, unless it may have a key in it
                 raise OptionError(f"{option}: {error}") from error
     return value
-
-
-def check_options(table: Any, kind: type) -> None:
-    values = {name: value for name in kinds_of(kind) if (value := getattr(table, name)) is not None}
-    options_from(msgspec.to_builtins(values, enc_hook=str), kind)
 
 
 def check_distinct(name: str, values: Sequence[Any] | None) -> None:

@@ -9,31 +9,28 @@ import re
 import select
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, hidden, only_linux, printable
-from envhub.process import write_no_core_file
+from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, EnvHubError, hidden, only_linux, printable
+from envhub.transport.address import NO_ANNOUNCEMENTS
 from envhub.transport.socket_file import user_text
 
 __all__ = ("main",)
 
 
 # They start a hub or processes, or read and write files of a hub.
-ONLY_LINUX = {"serve", "service", "keys", "demo", "bench", "replays", "replay"}
-# What was a command or an option of one, and the way that is left; of a key of ``envhub.options.RETIRED`` its text.
+ONLY_LINUX = {"serve", "service", "doctor", "validate", "keys", "demo", "bench", "replays", "replay"}
+# What was a command or an option of one, and the way that is left; ``envhub.options.RETIRED`` has those of ``serve``.
 RETIRED = {
     "conformance": (
         "hubs and clients are tested from a clone of the repository: cd tests && python -m conformance.kit -h"
     ),
     "record": ONLY_PROGRAMS_RECORD,
     "fleet logs": "Ray keeps the logs of hubs: `ray logs actor --id ID`, with an ID of `ray list actors`",
-    "fleet up --announce": "announce",
+    "fleet up --announce": NO_ANNOUNCEMENTS,
     "bench --plot": (
         "other ways are compared from a clone of the repository: cd tests/benchmarks && python -m side_by_side -h"
     ),
-    "serve --announce": "announce",
-    "serve --audit": "audit",
-    "serve --replays-max": "replays_max",
     **dict.fromkeys(
         ("replay --until", "replay --video"),
         "there is no --until and no --video any more: --pdb stops in the step that failed",
@@ -55,7 +52,7 @@ def main() -> None:
         end(arguments[0], only_linux("this command"))
     with standard_streams():
         try:
-            _run(arguments)
+            run(arguments)
         except PermissionError as error:
             if sys.platform == "win32" or error.filename is None or os.environ.get(FULL_TRACEBACKS):
                 raise
@@ -65,40 +62,35 @@ def main() -> None:
             sys.exit(EXIT_USAGE)
 
 
-def _run(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> None:
     # Containers and scripts ask ``health`` every few seconds, so its usual command lines need no import of the parser,
     # of NumPy and of what draws tables.
     if (plain := plain_arguments(arguments)) is not None:
         try:
-            check(plain.address, plain.timeout)
+            with errors_in_a_line("health"):
+                check(*plain)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
     refuse_retired(arguments)
     from envhub.cli.commands import app
 
-    app(arguments)
+    with errors_in_a_line(" ".join(app.parse_commands(arguments)[0])):
+        app(arguments)
 
 
 def refuse_retired(arguments: list[str]) -> None:
     """End with the way that is left if these arguments have a command or an option that is no more."""
-    from envhub.options import RETIRED as RETIRED_OPTIONS
+    from envhub.options import RETIRED as OPTIONS
 
     given = [each.partition("=")[0] for each in arguments]
-    for retired, way in RETIRED.items():
+    for retired, way in (RETIRED | {f"serve --{name.replace('_', '-')}": OPTIONS[name] for name in OPTIONS}).items():
         command, _, option = retired.partition(" --")
         words = command.split()
         if given[: len(words)] == words and (not option or f"--{option}" in given):
-            end(command, RETIRED_OPTIONS.get(way, way))
+            end(command, way)
 
 
-class HealthArguments(NamedTuple):
-    """Arguments of ``envhub health``."""
-
-    address: str | None = None
-    timeout: float = TIMEOUT_S
-
-
-def plain_arguments(arguments: list[str]) -> HealthArguments | None:
+def plain_arguments(arguments: list[str]) -> tuple[str | None, float] | None:
     """The arguments of ``health [ADDRESS] [--timeout SECONDS]``, as the parser reads them; None for other lines."""
     name, *given = arguments or [""]
     timeout = TIMEOUT_S
@@ -107,20 +99,15 @@ def plain_arguments(arguments: list[str]) -> HealthArguments | None:
         del given[-2:]
     if name != "health" or len(given) > 1 or not all("://" in address and address[0] != "-" for address in given):
         return None
-    return HealthArguments(given[0] if given else None, timeout)
+    return given[0] if given else None, timeout
 
 
 def check(address: str | None, timeout: float) -> NoReturn:
     """Ask a hub for its health, print the answer, and exit; arguments as of ``envhub.connect``."""
     from envhub_client.client import connect
 
-    from envhub.errors import EnvHubError
-
-    try:
-        with connect(address, timeout) as client:
-            answer = client.health()
-    except EnvHubError as error:
-        end("health", error, EXIT_FAILED)
+    with connect(address, timeout) as client:
+        answer = client.health()
     text = f"{answer['sessions']} sessions, up for {answer['uptime_s']:.0f} s"
     if (lag_s := answer.get("loop_lag_s", 0.0)) >= SLOW_S:
         text += f", busy for up to {lag_s:.1f} s at a time"
@@ -205,22 +192,12 @@ def end(command: str, why: object, status: int = EXIT_USAGE) -> NoReturn:
 @contextlib.contextmanager
 def errors_in_a_line(command: str) -> Iterator[None]:
     """Print an expected error as one line; any other exception is a bug and shows its traceback."""
-    import gymnasium
-    from envhub_client.tools.console import making_bar
-    from rich.console import Console
-
-    from envhub.errors import EnvHubError
-
     try:
-        with making_bar(Console(stderr=True)):
-            yield
-    except (EnvHubError, gymnasium.error.Error, ModuleNotFoundError) as error:
-        end(command, error, EXIT_FAILED)
-
-
-@contextlib.contextmanager
-def guarding_secrets(command: str) -> Iterator[None]:
-    """Have keys in this process, which then leaves no core file; errors as of ``errors_in_a_line``."""
-    write_no_core_file()
-    with errors_in_a_line(command):
         yield
+    except (EnvHubError, ModuleNotFoundError) as error:
+        end(command, error, EXIT_FAILED)
+    except Exception as error:
+        gymnasium = sys.modules.get("gymnasium")  # which takes long to import
+        if gymnasium is None or not isinstance(error, gymnasium.error.Error):
+            raise
+        end(command, error, EXIT_FAILED)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, errors_in_a_line, print_json, print_line
+from envhub.cli import EXIT_FAILED, TIMEOUT_S, check, end, print_json, print_line
 from envhub.cli.commands import Count, Seconds, console, errors
-from envhub.errors import EnvHubError, only_linux
+from envhub.errors import EnvHubError
 from envhub.transport import address as addresses
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def _hub_names(context: Any) -> list[str]:
-    """The names that ``envhub ls`` lists, for the shell."""
     from envhub_client.connection import known_hubs
 
     own = [addresses.default_address()] if sys.platform == "linux" else []
@@ -53,12 +52,9 @@ def ls() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from envhub_client.client import connect
-    from envhub_client.connection import known_hubs
-
-    here = addresses.default_address() if sys.platform == "linux" else ""
 
     def state(hub: Any) -> str:
-        is_absent = hub == here and not Path(addresses.parse(here).path).exists()  # and none was named
+        is_absent = str(hub).startswith("ipc://") and not Path(addresses.parse(hub).path).exists()
         try:
             with connect(hub, timeout=0.1 if is_absent else 2.0) as client:
                 return str(client.health()["status"])
@@ -69,11 +65,9 @@ def ls() -> None:
         address_of_environment = addresses.address_of_environment()
     except EnvHubError as error:
         end("ls", error)
-    hubs = {name: name for name in known_hubs.names()}
+    hubs = {name: name for name in _hub_names(None)}
     if address_of_environment is not None:
         hubs.setdefault(addresses.written(address_of_environment), address_of_environment)
-    if here:
-        hubs.setdefault(here, here)
     with ThreadPoolExecutor(max(1, min(len(hubs), 32))) as threads:  # hubs that do not answer are waited for together
         for name, answer in zip(hubs, threads.map(state, hubs.values()), strict=True):
             print_line(f"{name}: {answer}")
@@ -93,11 +87,8 @@ def envs(address: HubAddress = None, *pattern: str, timeout: Seconds = 30.0) -> 
     """
     from envhub_client.tools.console import print_envs
 
-    try:
-        if not print_envs(console, errors, address, pattern, timeout):
-            sys.exit(EXIT_FAILED)
-    except EnvHubError as error:
-        end("envs", error, EXIT_FAILED)
+    if not print_envs(console, errors, address, pattern, timeout):
+        sys.exit(EXIT_FAILED)
 
 
 def top(
@@ -133,11 +124,7 @@ def top(
     from envhub_client.tools.console import print_rows
     from envhub_client.tools.watch import HEADINGS, Watch
 
-    try:
-        of_environment = addresses.address_of_environment()
-    except EnvHubError as error:
-        end("top", error)
-    with Watch(hub or [of_environment or ""], timeout, stuck) as watch:
+    with Watch(hub or [addresses.address_of_environment() or ""], timeout, stuck) as watch:
         if console.is_terminal and not (once or json):
             try:
                 from envhub_client.tools.top import Top
@@ -177,14 +164,11 @@ def list_fleet(*hub: str, json: bool = False, timeout: Seconds = 5.0) -> None:
     """
     from envhub_client.tools.console import FLEET_HEADINGS, fleet_cells, print_rows, reports
 
-    try:
-        address_of_environment = addresses.address_of_environment()
-        hubs = hub or ([] if address_of_environment is None else [address_of_environment])
-        rows = reports(hubs, timeout)
-    except EnvHubError as error:
-        end("fleet ls", error, EXIT_FAILED)
+    address_of_environment = addresses.address_of_environment()
+    hubs = hub or ([] if address_of_environment is None else [address_of_environment])
     if not hubs:
         end("fleet ls", f"name the hubs to list, or set {addresses.ENVIRONMENT_VARIABLE}")
+    rows = reports(hubs, timeout)
     if json:
         print_json(rows)
     else:
@@ -254,15 +238,12 @@ def _print_hubs(fleet: Fleet) -> None:
 
 @contextlib.contextmanager
 def connected_to_ray(command: str, address: str) -> Iterator[type[Fleet]]:
-    """Connect to a Ray cluster that exists, and yield ``Fleet``; print an expected error as one line."""
-    if sys.platform != "linux":
-        end(command, only_linux(f"envhub {command}"))
-    with errors_in_a_line(command):
-        from envhub.fleet import Fleet
-        from envhub.fleet.fleet import connect
+    """Connect to a Ray cluster that exists, and yield ``Fleet``; end the command if a value is not allowed."""
+    from envhub.fleet import Fleet
+    from envhub.fleet.fleet import connect
 
-        connect(address)
-        try:
-            yield Fleet
-        except ValueError as error:
-            end(command, error, EXIT_FAILED)
+    connect(address)
+    try:
+        yield Fleet
+    except ValueError as error:
+        end(command, error, EXIT_FAILED)

@@ -15,14 +15,13 @@ from envhub import cli
 from envhub.cli import EXIT_FAILED, print_json, print_line
 from envhub.cli.commands import Seconds, console
 from envhub.cli.hubs import HubAddress
-from envhub.errors import EnvHubError, hidden, printable
+from envhub.errors import hidden, printable
 
 ANSWER_S = 10.0  # for a hub, which may wait for a worker
 COMPLETION_S = 2.0  # for a hub that is asked while somebody types
 
 
 def _names(context: Any) -> list[tuple[str, str]]:
-    """The names of a hub's sessions, each with a description, for the shell."""
     from envhub_client.client import connect
 
     with connect(context["hub"].raw, COMPLETION_S) as client:
@@ -35,22 +34,16 @@ Why = Annotated[str, Parameter(help="The reason, for trainers and the log.")]
 Json = Annotated[bool, Parameter(help="Print JSON.")]
 
 
-@contextlib.contextmanager
-def _asking(command: str, hub: str | None) -> Iterator[Any]:
-    """A client of the hub; an expected error ends the command with a line."""
+def _client(hub: str | None) -> Any:
     from envhub_client.client import connect
 
-    try:
-        with connect(hub, ANSWER_S) as client:
-            yield client
-    except EnvHubError as error:
-        cli.end(command, error, EXIT_FAILED)
+    return connect(hub, ANSWER_S)
 
 
 @contextlib.contextmanager
-def _asking_about(command: str, hub: str | None, session: str) -> Iterator[tuple[Any, str]]:
-    """The same, and the name of the only session that begins so; of others the hub says what became of them."""
-    with _asking(command, hub) as client:
+def _client_for(command: str, hub: str | None, session: str) -> Iterator[tuple[Any, str]]:
+    """A client, and the name of the only session that begins so; of others the hub says what became of them."""
+    with _client(hub) as client:
         names = [row["session"] for row in client.sessions() if session and row["session"].startswith(session.lower())]
         if len(names) > 1:
             cli.end(command, f"several sessions begin with {session}: {', '.join(names)}", EXIT_FAILED)
@@ -90,20 +83,20 @@ def sessions(hub: HubAddress = None, *, ended: bool = False, json: Json = False)
     """
     from envhub_client.tools.console import ENDED_COLUMNS, SESSION_COLUMNS
 
-    with _asking("sessions", hub) as client:
+    with _client(hub) as client:
         _print_table(ENDED_COLUMNS if ended else SESSION_COLUMNS, client.sessions(ended), json)
 
 
 def end(session: Session, *, why: Why, hub: HubAddress = None, json: Json = False) -> None:
     """End a session at once. Its trainer reads who did that, and why."""
-    with _asking_about("end", hub, session) as (client, name):
+    with _client_for("end", hub, session) as (client, name):
         row = client.end(name, why)
     _print(row, json, f"session {name} has ended: {row['num_envs']} x {row['env']}, {row['steps']} steps")
 
 
 def stack(session: Session, env: Env | None = None, *, hub: HubAddress = None, json: Json = False) -> None:
     """Print the Python stacks of a session's workers, or of an env's; they go on, and may be in native code."""
-    with _asking_about("stack", hub, session) as (client, name):
+    with _client_for("stack", hub, session) as (client, name):
         rows = client.stack(name, env)
     texts = (f"{_numbers(row['envs'])}, process {row['pid']}:\n{row['stacks'] or row['problem']}" for row in rows)
     _print(rows, json, *(f"worker {row['worker']}, {text}" for row, text in zip(rows, texts, strict=True)))
@@ -120,7 +113,7 @@ def frame(session: Session, env: Env, file: Path, *, hub: HubAddress = None, jso
     file
         The file to write.
     """
-    with _asking_about("frame", hub, session) as (client, name):
+    with _client_for("frame", hub, session) as (client, name):
         picture = client.frame(name, env)
     try:
         file.write_bytes(picture.png())
@@ -135,7 +128,7 @@ def slow(hub: HubAddress = None, *, json: Json = False) -> None:
     """List the last 128 steps, resets and calls that took at least the hub's ``--slow-ms``, the newest last."""
     from envhub_client.tools.console import SLOW_COLUMNS
 
-    with _asking("slow", hub) as client:
+    with _client(hub) as client:
         _print_table(SLOW_COLUMNS, client.slow(), json)
 
 
@@ -144,7 +137,7 @@ def restart(session: Session, env: Env, *, why: Why = "", hub: HubAddress = None
 
     Its trainer gets all envs of the worker truncated, with who did that, and why.
     """
-    with _asking_about("restart", hub, session) as (client, name):
+    with _client_for("restart", hub, session) as (client, name):
         row = client.restart(name, env, why)
     _print(row, json, f"worker {row['worker']} of session {name} is started again, with {_numbers(row['envs'])}")
 
@@ -169,7 +162,7 @@ def drain(
     wait
         Return when the hub has ended. The exit status is 1 if it cut sessions.
     """
-    with _asking("drain", hub) as client:
+    with _client(hub) as client:
         row = client.drain(deadline, message, wait)
     last = f"at the latest in {deadline:g} s" if deadline is not None else "when they end"
     number = row["cut" if wait else "sessions"]
@@ -182,7 +175,7 @@ def drain(
 
 def reload(hub: HubAddress = None, *, json: Json = False) -> None:
     """Have a hub read its file again. Sessions that run keep their settings."""
-    with _asking("reload", hub) as client:
+    with _client(hub) as client:
         row = client.reload()
     lines = [
         f"{name}: {before} -> {after}{when}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, errors_in_a_line, print_error, print_json, print_line
+from envhub.cli import EXIT_FAILED, EXIT_KEYS, end, print_error, print_json, print_line
 from envhub.cli.commands import Count, Seconds, console, errors
 from envhub.cli.hubs import HubAddress
 from envhub.errors import AddressError, KeysError, hidden, printable
@@ -60,7 +60,7 @@ def serve(
     from envhub_server.serve import read_configuration, settings_of
     from envhub_server.serve import serve as run
 
-    def ready(hub: Hub) -> None:
+    def ready(hub: Hub, page: str) -> None:
         for address in hub.addresses:
             console.print(f"listening on {address}", soft_wrap=True)
         if hub.config.keys is not None and hub.addresses[0].startswith("tcp"):
@@ -71,6 +71,8 @@ def serve(
             )
         if hub.config.insecure and hub.config.keys is None:
             errors.print("[bold red]insecure:[/] every program that reaches these addresses may use it", soft_wrap=True)
+        if page:
+            console.print(f"web page at {page}", markup=False, soft_wrap=True)
 
     def listed(hub: Hub) -> None:
         first = re.sub(r"//(0\.0\.0\.0|\[::\]):", "//HOST:", hub.addresses[0])
@@ -83,9 +85,6 @@ def serve(
             return
         for name, why in hub.unready().items():
             console.print(f"unready: {hidden(name)}: {why}", markup=False, soft_wrap=True)
-
-    def page_ready(url: str) -> None:
-        console.print(f"web page at {url}", markup=False, soft_wrap=True)
 
     try:
         read = read_configuration(env, options, config)
@@ -104,7 +103,7 @@ def serve(
         _print_judgements(check_envs(read.config, check_timeout), json)
     sys.stdout, sys.stderr = HubStream(1), HubStream(2)
     try:
-        run(read.config, ready, listed, lambda: read_configuration(env, options, config).config, page_ready)
+        run(read.config, ready, listed, lambda: read_configuration(env, options, config).config)
     except (AddressError, DescriptorsShort, EnvNotFound, OptionError, UnsafeFolder) as error:
         end("serve", error)
     except KeysError as error:
@@ -127,8 +126,8 @@ def doctor(hub: HubAddress = None, *, json: bool = False) -> None:
     if hub is not None:
         from envhub_client.client import connect
 
-        with errors_in_a_line("doctor"), connect(hub) as client:
-            judgements += of_hub(client.health(), client.stats())
+        with connect(hub) as client:
+            judgements += of_hub(client.stats())
     _print_judgements(judgements, json)
 
 
@@ -186,7 +185,6 @@ def bench(
     num_envs: Annotated[str, Parameter(alias="-n")] = "1,16,64",
     seconds: Seconds = 1.0,
     repeats: Count = 3,
-    json: bool = False,
 ) -> None:
     """Time the ways to step your env on this machine, and say which is fastest, and why.
 
@@ -205,8 +203,6 @@ def bench(
         Seconds that each measurement lasts.
     repeats
         Number of times that every way is measured; medians are shown, and how far the repeats differ.
-    json
-        Print one JSON object for each env and number of envs instead of a table.
     """
     try:
         sizes = [int(size) for size in num_envs.split(",")]
@@ -216,16 +212,14 @@ def bench(
         end("bench", "-n takes numbers of envs separated by commas")
     from envhub_client.tools.bench import run
 
-    with errors_in_a_line("bench"):
-        run(console, env, sizes, seconds, repeats, json)
+    run(console, env, sizes, seconds, repeats)
 
 
 def demo() -> None:
     """Learn CartPole-v1 through a hub over tcp, then compare the ways to step it."""
     from envhub_client.tools import bench
 
-    with errors_in_a_line("demo"):
-        bench.demo(console)
+    bench.demo(console)
 
 
 def replays(folder: Path | None = None) -> None:

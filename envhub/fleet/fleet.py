@@ -236,7 +236,6 @@ def connect(address: str = "auto") -> None:
 
 
 def fleets() -> list[str]:
-    """Return the names of the fleets on this Ray cluster."""
     return sorted({fleet for fleet, _ in _hubs()})
 
 

@@ -20,15 +20,7 @@ import msgspec
 from envhub.arena.spin import configured_spin_us
 from envhub.errors import AddressError, hide_secrets_in
 from envhub.files import read_regular_file
-from envhub.options import (
-    CPUS_MAX,
-    HubOptions,
-    OptionError,
-    check_distinct,
-    check_options,
-    kinds_of,
-    options_from,
-)
+from envhub.options import CPUS_MAX, HubOptions, OptionError, check_distinct, kinds_of, options_from
 from envhub.protocol.messages import Hosting, Recycle
 from envhub.secret import SHOWN
 from envhub.transport import address
@@ -62,11 +54,8 @@ class HubConfig(HubOptions):
     program: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, HubOptions)
         check_distinct("bind", self.bind)
         check_distinct("gpus", self.gpus)
-        for table in self.tables.values():
-            check_options(table, EnvSettings)
         configured_spin_us()
         interpreters = len(self.registry().interpreters)
         if interpreters > INTERPRETERS_MAX:

@@ -53,13 +53,13 @@ def of_machine() -> Iterator[Judgement]:
         yield from look()
 
 
-def of_hub(health: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[Judgement]:
-    """Judge what a hub says of itself, as ``health()`` and ``stats()`` of a client return it."""
-    text = f"{health['status']}, {health['sessions']} sessions, up for {health['uptime_s']:.0f} s"
-    yield judged("hub", "" if health["status"] == "ok" else text, text)
-    yield from (Judgement(f"env {name}", "wrong", why) for name, why in health["unready"].items())
-    if health["loop_lag_s"] >= LAG_S:
-        yield Judgement("loop", "note", f"busy for up to {health['loop_lag_s']:.1f} s at a time: use several hubs")
+def of_hub(stats: Mapping[str, Any]) -> Iterator[Judgement]:
+    """Judge what a hub says of itself, as ``stats()`` of a client returns it."""
+    text = f"{stats['status']}, {stats['sessions']} sessions, up for {stats['uptime_s']:.0f} s"
+    yield judged("hub", "" if stats["status"] == "ok" else text, text)
+    yield from (Judgement(f"env {name}", "wrong", why) for name, why in stats["unready"].items())
+    if stats["loop_lag_s"] >= LAG_S:
+        yield Judgement("loop", "note", f"busy for up to {stats['loop_lag_s']:.1f} s at a time: use several hubs")
     for what, option in (("sessions", "sessions_max"), ("envs", "max_envs")):
         if not stats["capacity"][f"{what}_free"]:
             yield Judgement(what, "wrong", f"none is free: raise {option} in its file and run: envhub reload")

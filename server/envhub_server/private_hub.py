@@ -51,7 +51,6 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
     from envhub_server.hub.hub import Hub
     from envhub_server.network.descriptor_guard import DescriptorsShort
     from envhub_server.replay import default_path
-    from envhub_server.serve import run_hub
 
     log.configure("error")  # the terminal is the program's: write only errors
 
@@ -84,6 +83,9 @@ def _serve(program: int, line_end: int, folder: Path, zygote: ZygoteProcess) -> 
         replays=default_path(os.environ),
     )
     try:
-        run_hub(Hub(config, zygote), ready)
+        hub = Hub(config, zygote)
+        with hub.opened():
+            ready(hub)
+            hub.run()
     except DescriptorsShort as error:
         sys.exit(f"envhub: the private hub cannot start: {error}")

@@ -192,10 +192,9 @@ def checked(config: HubConfig) -> HubConfig:
 
 def serve(
     config: HubConfig,
-    ready: Callable[[Hub], None] = lambda hub: None,
-    listed: Callable[[Hub], None] = lambda hub: None,
-    reread: Callable[[], HubConfig] | None = None,
-    page_ready: Callable[[str], None] = lambda url: None,
+    ready: Callable[[Hub, str], None],
+    listed: Callable[[Hub], None],
+    reread: Callable[[], HubConfig],
 ) -> None:
     """Run a hub in this process, in its main thread, until SIGTERM or SIGINT.
 
@@ -204,18 +203,16 @@ def serve(
 
     Args:
         config: the environments and addresses, among others.
-        ready: called once the hub listens; ``hub.addresses`` are the real ones.
+        ready: called once the hub listens, with the URL of its page, which may have a token; empty if it has none.
         listed: called once it is known which envs are ready.
-        reread: reads the configuration again, after SIGHUP or by an operator's order; without it that changes nothing.
-        page_ready: called with the URL of the page, once that can be opened; it may have a token that lets one in.
+        reread: reads the configuration again, after SIGHUP or by an operator's order.
 
     Raises:
-        AddressError: an address is malformed, in use, or open to other machines without keys or ``insecure``.
-        KeysError: the keys cannot be used, or let strangers in.
         DescriptorsShort: this process may open too few files to serve a client.
         EnvNotFound: the hub is to offer what can never be made, or a required env is not ready.
         OptionError: the log cannot be written, or the page cannot be served.
         UnsafeFolder: an env would be imported from a folder that others may write to.
+        AddressError, KeysError: as of ``Hub.opened``.
     """
     manager = ServiceManager(os.environ)
     try:
@@ -224,28 +221,19 @@ def serve(
         raise OptionError(f"log = {config.log}: {error.strerror}; name a file that the hub's user may write") from error
     config = checked(config)
     prepare_hub_process()
+    with contextlib.ExitStack() as until_end:
+        web = None
+        if config.web is not None:
+            from envhub_server.web.process import WebProcess
 
-    def read_again() -> HubConfig:
-        return config if reread is None else checked(reread())
+            web = until_end.enter_context(contextlib.closing(WebProcess(config)))
 
-    if config.web is None:
-        run_hub(Hub(config, None, listed, manager, read_again), ready)
-        return
-    from envhub_server.web.process import WebProcess
+        def reached(config: HubConfig) -> HubConfig:
+            return config if web is None else web.reached(config)
 
-    with contextlib.closing(WebProcess(config)) as web:
-
-        def ready_with_page(hub: Hub) -> None:
-            ready(hub)
-            web.start(next(each for each in hub.addresses if each.startswith("ipc:")), *hub.process_owner)
-            page_ready(web.url)
-
-        hub = Hub(web.reached(config), None, listed, manager, lambda: web.reached(read_again()))
-        run_hub(hub, ready_with_page)
-
-
-def run_hub(hub: Hub, ready: Callable[[Hub], None]) -> None:
-    """Serve in this prepared process until the hub is stopped, and leave nothing behind; raises as ``serve``."""
-    with hub.opened():
-        ready(hub)
-        hub.run()
+        hub = Hub(reached(config), None, listed, manager, lambda: reached(checked(reread())))
+        with hub.opened():
+            if web is not None:
+                web.start(next(each for each in hub.addresses if each.startswith("ipc:")), *hub.process_owner)
+            ready(hub, "" if web is None else web.url)
+            hub.run()

@@ -233,13 +233,17 @@ def test_doctor_asks_a_hub(tmp_path: Path) -> None:
 
 
 def test_what_a_hub_says_of_itself_is_judged() -> None:
-    health = {"status": "draining", "sessions": 3, "uptime_s": 7.0, "unready": {}, "loop_lag_s": 0.5}
     stats = {
+        "status": "draining",
+        "sessions": 3,
+        "uptime_s": 7.0,
+        "unready": {},
+        "loop_lag_s": 0.5,
         "capacity": {"sessions_free": 0, "envs_free": 5},
         "failures": {"internal": 2},
         "restarts": 4,
         "handshakes_refused": 0,
     }
-    assert [(each.subject, each.verdict) for each in of_hub(health, stats)] == [
+    assert [(each.subject, each.verdict) for each in of_hub(stats)] == [
         *(("hub", "note"), ("loop", "note"), ("sessions", "wrong"), ("bugs", "wrong"), ("restarts", "note"))
     ]

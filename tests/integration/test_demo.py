@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from envhub_client.tools import cem_cartpole
-from envhub_client.tools.bench import addresses, served_hub
+from envhub_client.tools.bench import served_hub
 from hubs import wait_until
 
 from envhub.errors import HubUnreachable
@@ -108,9 +108,3 @@ def test_interrupted_demo_leaves_no_process(number: int) -> None:
 def test_hub_that_cannot_serve_prints_why() -> None:
     with pytest.raises(HubUnreachable, match="should read name=module:factory"), served_hub("no=thing:"):
         pass
-
-
-def test_address_still_being_printed_does_not_count() -> None:
-    assert addresses("listening on tcp://127.0.0.1:4000\nconnect with\nlistening on ipc:///tm") == [
-        "tcp://127.0.0.1:4000"
-    ]

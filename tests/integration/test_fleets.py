@@ -18,7 +18,7 @@ from hubs import free_port, serve
 from pages import ROOT, blocks
 
 import envhub
-from envhub.cli.commands import app
+from envhub import cli
 from envhub.errors import AddressError
 
 PAGE = ROOT / "client/docs/fleets.md"
@@ -29,7 +29,7 @@ PATIENTLY = ("--timeout", "30")  # by default a hub that answers after 5 s is un
 def run(*arguments: str) -> int:
     """Run the command in this process; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        app(arguments)
+        cli.run([*arguments])
     return int(ended.value.code or 0)
 
 

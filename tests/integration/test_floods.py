@@ -124,38 +124,6 @@ def test_announced_gigabyte_ends_its_connection_and_takes_no_memory(
         assert goes_on(honest) and rss(flooded) - before < 16 * MIB
 
 
-def test_message_that_never_ends_ends_its_connection_and_its_memory_is_given_back(
-    flooded: ServedHub, honest: envhub.HubVectorEnv
-) -> None:
-    # The C library gives back blocks of this size. Of smaller ones some stay, below others in the heap.
-    part, before = frame(bytes(40 * MIB), more=True), rss(flooded)
-
-    def taken() -> int:
-        with ZmtpPeer(flooded.tcp) as peer:
-            _forget_peak(flooded)
-            with pytest.raises(OSError):
-                for _ in range(26):
-                    peer.connection.sendall(part)
-            assert goes_on(honest)
-        return _peak(flooded) - before
-
-    # Of a gigabyte. On a machine with nothing else to do it is at most twice a message, 128 MiB.
-    # On another it is more now and then.
-    assert any(taken() < 384 * MIB for _ in range(2))
-    assert wait_until(lambda: rss(flooded) - before < GROWN_MAX)
-
-
-def _forget_peak(hub: ServedHub) -> None:
-    Path(f"/proc/{hub.process.pid}/clear_refs").write_text("5")
-
-
-def _peak(hub: ServedHub) -> int:
-    """The most memory that the hub has had since."""
-    status = Path(f"/proc/{hub.process.pid}/status").read_text()
-    (found,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(found.split()[1]) * 1024
-
-
 def test_of_a_connection_that_is_ended_no_message_more_is_handled(flooded: ServedHub) -> None:
     with envhub.connect(flooded.tcp) as client, ZmtpPeer(flooded.tcp) as peer:
         malformed = client.stats()["malformed"]

@@ -474,8 +474,8 @@ def test_hub_whose_key_others_can_read_or_is_a_folder_does_not_start(keys: KeyFo
 def test_hub_that_lets_strangers_in_does_not_start(tmp_path: Path, keys: KeyFolder) -> None:
     """The throw-away key is let in by a handler that admits everybody."""
     program = (
-        "from envhub_server.network.authenticator import Authenticator\n"
-        "Authenticator._admitted = lambda *asked: 'anybody'\n"
+        "from envhub_server.network.access import Access\n"
+        "Access._admitted = lambda *asked: 'anybody'\n"
         "from envhub.cli import main\n"
         "main()"
     )

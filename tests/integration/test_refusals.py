@@ -15,7 +15,7 @@ import pytest
 import zmq
 from chaos.chaos_proxy import ChaosProxy, proxy
 from envhub_client.connection.zeromq_transport import AGAIN_S
-from envhub_server.network.authenticator import DOMAIN, ZAP_ADDRESS, ZAP_VERSION
+from envhub_server.network.access import DOMAIN, ZAP_ADDRESS, ZAP_VERSION
 from hubs import ServedHub, free_port, serve, stopped, wait_until
 from new_keys import address_of, admitted, answers, keys_in
 

@@ -26,7 +26,7 @@ from new_keys import answers
 from zmq.utils import z85
 
 import envhub
-from envhub.cli import commands
+from envhub import cli
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import HubKeys, key_of, token_of
@@ -106,7 +106,7 @@ def hub(tmp_path: Path) -> Iterator[ServedHub]:
 def command(evidence: Evidence, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command of ``envhub``; what it prints is evidence."""
     with contextlib.suppress(SystemExit):
-        commands.app(arguments)
+        cli.run([*arguments])
     found = capsys.readouterr()
     evidence.add(f"envhub {arguments[0]}", found.out + found.err)
     return found.out + found.err
@@ -115,7 +115,7 @@ def command(evidence: Evidence, capsys: pytest.CaptureFixture[str], *arguments: 
 def admitted(hub: ServedHub, capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:
     """Admit a client by the command, whose output is to have the secret."""
     with contextlib.suppress(SystemExit):
-        commands.app(("keys", "add", name, "--keys", str(folder / "keys"), "--at", hub.tcp.removeprefix("tcp://")))
+        cli.run(["keys", "add", name, "--keys", str(folder / "keys"), "--at", hub.tcp.removeprefix("tcp://")])
     return capsys.readouterr().out.strip()
 
 

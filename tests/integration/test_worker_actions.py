@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from combinations import each_value
-from envhub_server.hub.worker_actions import DRAW_S
+from envhub_server.hub.operations import DRAW_S
 from faulty import HOLD_GIL, SLEEP
 from gymnasium import spaces
 from hubs import ServedHub, serve, wait_until
@@ -30,7 +30,7 @@ from new_keys import address_of, admitted, keys_in
 from PIL import Image
 
 import envhub
-from envhub.cli.commands import app
+from envhub import cli
 from envhub.protocol.messages import Op, Operate
 
 LANES = pytest.mark.parametrize("lane", ["auto", "wire"])
@@ -129,7 +129,7 @@ def command(hub: ServedHub, capsys: pytest.CaptureFixture[str]) -> Command:
     def run(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         try:
-            app([*arguments, "--hub", hub.ipc])
+            cli.run([*arguments, "--hub", hub.ipc])
             status = 0
         except SystemExit as ended:
             status = int(ended.code or 0)

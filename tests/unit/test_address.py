@@ -25,7 +25,7 @@ from envhub_server.processes.interpreter import InterpreterUnusable, find
 from envhub_server.worker.context import describe_failure
 
 import envhub
-from envhub.cli.commands import app
+from envhub import cli
 from envhub.errors import AddressError, hidden, hide_secrets_in
 from envhub.secret import Secret
 from envhub.transport import address
@@ -289,7 +289,7 @@ def test_command_does_not_repeat_a_secret(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("ENVHUB_ADDRESS", f"ssh://h:22:{TOKEN}" if command == "ls" else "")
     with contextlib.suppress(SystemExit):
-        app(command.format(TOKEN).split())
+        cli.run(command.format(TOKEN).split())
     printed = "".join(capsys.readouterr())
     assert printed and TOKEN[:40] not in re.sub(r"[\s│]", "", printed)
     assert not [*tmp_path.iterdir()]

@@ -39,7 +39,7 @@ STEP_PATH = [
     "server/envhub_server/hub/hub.py",
     "server/envhub_server/hub/gateway.py",
 ]
-SOCKETS = [*STEP_PATH, "server/envhub_server/network/listener.py", "server/envhub_server/network/authenticator.py"]
+SOCKETS = [*STEP_PATH, "server/envhub_server/network/listener.py", "server/envhub_server/network/access.py"]
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -127,7 +127,7 @@ ROOMS = {
         "hub": {"catalog", "ipc", "memory", "network", "processes", "session"},
         "ipc": set(),
         "memory": {"ipc", "session"},
-        "network": {"processes"},
+        "network": {"ipc", "processes"},
         "processes": {"ipc"},
         "session": {"catalog", "ipc", "processes"},
         "web": {"ipc", "processes"},
@@ -300,12 +300,12 @@ BUDGETS = {
     "client/envhub_client/private_hub": (366, 3),
     "client/envhub_client/recording": (1052, 4),  # snapshots
     "client/envhub_client/session": (1429, 7),  # sessions that a program leaves open at its end; snapshots
-    "client/envhub_client/tools": (1004, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
+    "client/envhub_client/tools": (945, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
     # minari.py says what is left of it; action_chunk.py; diagnosis.py finds trouble; log file; variables of options
     "envhub": (1708, 18),  # snapshots
     "envhub/arena": (761, 4),  # times of steps; large infos of numbers; one row alone is observed
     "envhub/cli": (
-        1304,
+        1259,
         7,
     ),  # ls waits for no absent socket; service; --show-config; operate; drain --wait; top; --check, doctor, validate
     "envhub/fleet": (651, 3),
@@ -313,17 +313,17 @@ BUDGETS = {
     "envhub/transport": (801, 5),  # an address says whether its bytes cost
     "envhub/values": (2124, 9),  # columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
-    "server/envhub_server": (1965, 10),
-    "server/envhub_server/catalog": (743, 4),
-    "server/envhub_server/hub": (3657, 14),  # slow requests; table of sessions; actions on workers; snapshots
+    "server/envhub_server": (1955, 10),
+    "server/envhub_server/catalog": (738, 4),
+    "server/envhub_server/hub": (3633, 12),  # slow requests; table of sessions; actions on workers; snapshots
     "server/envhub_server/ipc": (1213, 7),  # slow requests; frames; trials of envs; snapshots
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
-    "server/envhub_server/network": (2377, 11),  # who acts; restarts by order
+    "server/envhub_server/network": (2305, 10),  # who acts; restarts by order
     "server/envhub_server/processes": (1596, 6),  # reads stacks of workers that run; snapshots
     "server/envhub_server/session": (3505, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots
     "server/envhub_server/worker": (5797, 23),  # snapshots
-    "server/envhub_server/web": (1253, 9),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
+    "server/envhub_server/web": (1240, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 
 

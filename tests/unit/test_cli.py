@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import logging
 import os
 import socket
 import tempfile
@@ -15,9 +14,7 @@ from typing import get_args
 import cyclopts
 import pytest
 from envhub_client.connection import known_hubs
-from envhub_client.tools.console import making_bar
 from envhub_server.network.key_folder import KeyFolder
-from rich.console import Console
 
 from envhub import cli
 from envhub.cli import commands, hubs
@@ -31,7 +28,7 @@ KEY = "-" + "A" * 42  # one key in 64 begins so
 def run(*arguments: str) -> int:
     """Run the command; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        commands.app(arguments)
+        cli.run([*arguments])
     return int(ended.value.code or 0)
 
 
@@ -107,7 +104,7 @@ def test_folder_in_the_place_of_a_kept_hub_or_of_the_hubs_key_is_told_in_a_line(
     assert capsys.readouterr().out.splitlines()[0].startswith(f"box: {tmp_path}/envhub/hubs/box {why}")
     for command in (["health", "box"], ["envs", "box"], ["keys", "add", "alice", "--keys", str(tmp_path / "keys")]):
         assert run(*command) == 1
-        (line,) = filter(None, capsys.readouterr().err.splitlines())  # an unused progress bar leaves an empty one
+        (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("envhub ") and why in line
 
 
@@ -157,11 +154,10 @@ def test_login_without_an_input_is_told_in_a_line(
 )
 def test_health_reads_a_plain_command_line_as_the_parser_does(line: str) -> None:
     plain = cli.plain_arguments(["health", *line.split()])
-    assert plain is not None
     command, bound, unknown = commands.app.parse_args(["health", *line.split()], print_error=False)[:3]
     bound.apply_defaults()
     assert command is hubs.health and not unknown
-    assert (plain.address, plain.timeout) == (bound.arguments["address"], bound.arguments["timeout"])
+    assert plain == (bound.arguments["address"], bound.arguments["timeout"])
 
 
 @pytest.mark.parametrize(
@@ -304,17 +300,6 @@ def test_place_that_this_user_may_not_enter_is_told_in_a_line(
     assert ended.value.code == cli.EXIT_USAGE and len(found.splitlines()) == 1
     assert found.startswith(f"envhub: user 65534 (nobody) may not use {folder}/")
     assert "name another place, or run this as its owner" in found
-
-
-def test_commands_that_show_a_bar_warn_of_a_hub_that_is_out_of_reach(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with making_bar(Console(stderr=True)):
-        pass
-    assert capsys.readouterr().err == ""
-    with making_bar(Console(stderr=True)):
-        logging.getLogger("envhub").warning("the hub at %s is out of reach", "tcp://box:1")
-    assert capsys.readouterr().err == "the hub at tcp://box:1 is out of reach\n"
 
 
 def test_fleet_without_a_name_is_that_of_the_environment(

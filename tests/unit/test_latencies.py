@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from envhub_server.hub.latencies import SLOW_ROWS_MAX, SlowRequests, Subject, percentiles
+from envhub_server.hub.biography import SLOW_ROWS_MAX, SlowRequests, Subject, percentiles
 from envhub_server.ipc.control import Slow
 from envhub_server.network.connections import OWN_USER, Holder
 from hypothesis import given

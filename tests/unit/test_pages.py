@@ -17,7 +17,7 @@ from envhub_client.session import maker
 from envhub_client.session.options import FaultOptions, HostingOptions
 from envhub_server import config, replay
 from envhub_server.hub import hub_requests, replay_keeper, status
-from envhub_server.hub.latencies import SLOW_ROWS_MAX
+from envhub_server.hub.biography import SLOW_ROWS_MAX
 from envhub_server.ipc import channel, control, process_marks, replay_file
 from envhub_server.log import FIELD_CHARS_MAX, LINES_MAX
 from envhub_server.memory import session_memory

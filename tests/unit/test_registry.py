@@ -17,7 +17,7 @@ from envhub_server.network.connections import OWN_USER, Holder, Quotas
 from envhub_server.processes.interpreter import OWN
 from sessions import ready
 
-from envhub.options import BYTES_MIN
+from envhub.options import BYTES_MIN, options_from
 from envhub.protocol.messages import Failure, Faults, Hosting, Make, Recycle
 from envhub.values import codec
 
@@ -192,10 +192,9 @@ def test_client_may_have_so_many_spares_and_as_many_as_the_operator_says() -> No
 
 @pytest.mark.parametrize("wrong", [{"spares": 1_000_000}, {"gpus": (0, 0)}, {"gpus": (-1,)}])
 def test_operator_says_numbers_within_bounds(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        HubConfig(**wrong)
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        HubConfig(tables={"a": EnvSettings("b:c", **wrong)})
+    for kind in (HubConfig, EnvSettings):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            kind(**options_from(wrong, kind))
 
 
 def test_client_may_not_keep_workers_for_long_by_closing() -> None:

@@ -11,11 +11,10 @@ import pytest
 pytest.importorskip("nicegui")
 prometheus_client = pytest.importorskip("prometheus_client")
 
-from envhub_server.web import contents, gate, history, hub_client, metrics, page, process  # noqa: E402
+from envhub_server.web import contents, gate, metrics, page, process  # noqa: E402
+from envhub_server.web.contents import HUB, KEPT_S, SAMPLE_S, SERIES_MAX, History  # noqa: E402
 from envhub_server.web.gate import ADMIN, FAILURES_MAX, VIEWER, Gate, WebAccess  # noqa: E402
-from envhub_server.web.history import HUB, KEPT_S, SAMPLE_S, SERIES_MAX, History  # noqa: E402
-from envhub_server.web.hub_client import Look  # noqa: E402
-from envhub_server.web.metrics import OTHER, PAIRS_MAX, HubCollector  # noqa: E402
+from envhub_server.web.metrics import OTHER, PAIRS_MAX, HubCollector, Look  # noqa: E402
 from envhub_server.web.tables import session_row, worker_rows  # noqa: E402
 from prometheus_client import parser  # noqa: E402
 from test_pages import limits  # noqa: E402
@@ -180,14 +179,18 @@ class Looks:
 
     def __call__(self) -> Look:
         sessions, ends = next(self.left)
-        health = {"status": "ok", "uptime_s": 1.0, "sessions": 1, "loop_lag_s": 0.0, "unready": {"Sim-v0": "why"}}
         stats = {
+            "status": "ok",
+            "uptime_s": 1.0,
+            "sessions": 1,
+            "loop_lag_s": 0.0,
+            "unready": {"Sim-v0": "why"},
             "requests": 3,
             "failures": {"limit": 2},
             "capacity": {"cpus": 2, "cpus_free": 1.0},
             "arena_bytes": 4096,
         }
-        return Look(health, stats, sessions, ends)
+        return Look(stats, sessions, ends)
 
 
 def scrapes(*looks: tuple[list[Any], list[Any]]) -> prometheus_client.CollectorRegistry:
@@ -275,8 +278,8 @@ def test_limits_of_the_web_page_are_the_codes() -> None:
         gate.FAILURE_S,
         gate.FAILURES_MAX,
         gate.FORM_BYTES_MAX,
-        hub_client.LOOK_S,
-        history.SERIES_MAX,
+        contents.LOOK_S,
+        contents.SERIES_MAX,
         process.LOG_LINES_MAX,
         page.LINES_SHOWN,
         contents.FRAME_S,

@@ -197,7 +197,7 @@ class UserReports:
             doing = f"importing {progress.importing}" if progress.importing else progress.starting
             doing = f" ({errors.printable(doing)})" if doing else ""
             text = "%s is %s: %d/%d envs ready%s"
-            logger.info(text, self._hub, *counts, doing, extra={"progress": counts})
+            logger.info(text, self._hub, *counts, doing)
             # A program that has set up logging has the count in its log, or wants none.
             if waited_s >= self._next_s and not (logger.handlers or logger.level or logger.isEnabledFor(logging.INFO)):
                 self._next_s = waited_s + REPEAT_S

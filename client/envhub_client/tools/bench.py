@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 import platform
 import signal
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -57,32 +56,24 @@ class Result:
     envs_us: float  # of it the envs run: those of the process that has most, or those of a CPU
 
 
-@dataclass(frozen=True)
-class ServedHub:
-    """A running hub."""
+class ServedHub(NamedTuple):
+    """Addresses of a hub, and its process."""
 
-    tcp: str  # its address on the loopback interface
-    ipc: str  # its address in the file system
-    pid: int  # of its process
+    tcp: str
+    ipc: str
+    pid: int
 
 
-def run(
-    console: Console, entries: Sequence[str], sizes: Sequence[int], seconds: float, repeats: int, as_json: bool
-) -> None:
+def run(console: Console, entries: Sequence[str], sizes: Sequence[int], seconds: float, repeats: int) -> None:
     """Time the ways to step each env, and print them with the fastest; arguments as of ``envhub bench``."""
     machine = machine_line()  # before the bench itself is the load
     factories = {entry: factory(entry) for entry in entries}
     with served_hub(*entries) as hub:
         for (entry, make), num_envs in itertools.product(factories.items(), sizes):
             results = timed(ways(entry, make, num_envs, hub), seconds, repeats, one_env_us(make))
-            if as_json:
-                record = {"env": entry, "num_envs": num_envs, "fastest": fastest(results), "machine": machine}
-                console.print_json(json.dumps({**record, "ways": {way: vars(each) for way, each in results.items()}}))
-            else:
-                console.print(table(f"{entry}, {num_envs} envs, {repeats} x {seconds:g} s", results))
-                console.print(verdict(num_envs, results), "", sep="\n", markup=False, soft_wrap=True)
-    if not as_json:
-        console.print(machine, markup=False, soft_wrap=True)
+            console.print(table(f"{entry}, {num_envs} envs, {repeats} x {seconds:g} s", results))
+            console.print(verdict(num_envs, results), "", sep="\n", markup=False, soft_wrap=True)
+    console.print(machine, markup=False, soft_wrap=True)
 
 
 def demo(console: Console) -> None:
@@ -204,26 +195,25 @@ def times(step: Callable[[Any], object], actions: Sequence[Any], seconds: float)
 
 @contextmanager
 def served_hub(*envs: str) -> Iterator[ServedHub]:
-    """Serve ``envs`` on loopback tcp and on ipc until the block is left, also by Ctrl-C, SIGTERM or SIGHUP."""
-    with tempfile.TemporaryDirectory(prefix="envhub-") as name, _signals_unwind():
-        folder = Path(name)
-        binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{folder / 'hub.sock'}"]
-        # Files, not pipes: what workers print goes the same way, and nothing would empty a pipe later on.
-        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+    """Serve ``envs`` at a tcp address and an ipc one until the block is left, also by Ctrl-C, SIGTERM or SIGHUP."""
+    with tempfile.TemporaryDirectory(prefix="envhub-") as folder, _signals_unwind():
+        printed, ipc = Path(folder, "printed"), f"ipc://{folder}/hub.sock"
+        # A file, no pipe: what workers print goes the same way, and nothing would empty a pipe later on.
+        with printed.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "envhub", "serve", *envs, *binds],
+                [sys.executable, "-m", "envhub", "serve", *envs, "--bind", "tcp://127.0.0.1:0", "--bind", ipc],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C on the terminal is the program's, which ends the hub in good order
             )
         try:
             deadline_s = time.monotonic() + START_TIMEOUT_S
-            while len(printed := addresses((folder / "stdout").read_text())) < 2:
+            while f"{LISTENING}{ipc}\n" not in (text := printed.read_text()):
                 if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise HubUnreachable(f"`envhub serve` did not start: {(folder / 'stderr').read_text().strip()}")
+                    raise HubUnreachable(f"`envhub serve` did not start: {text.strip()}")
                 time.sleep(POLL_S)
-            yield ServedHub(printed[0], printed[1], process.pid)
+            yield ServedHub(text.partition(LISTENING)[2].partition("\n")[0], ipc, process.pid)
         finally:
             process.terminate()
             try:
@@ -233,12 +223,6 @@ def served_hub(*envs: str) -> Iterator[ServedHub]:
             finally:  # also where a second Ctrl-C ended the wait; the workers of a killed hub end with it
                 process.kill()
                 process.wait()
-
-
-def addresses(printed: str) -> list[str]:
-    """The addresses in what ``envhub serve`` has printed so far; a line still being written does not count."""
-    lines = [line for line in printed.splitlines(keepends=True) if line.endswith("\n")]
-    return [line.removeprefix(LISTENING).strip() for line in lines if line.startswith(LISTENING)]
 
 
 @contextmanager

@@ -1,11 +1,8 @@
-"""Output of the ``envhub`` command: the envs of a hub, the hubs of a fleet, and a bar while envs are made slowly."""
+"""Output of the ``envhub`` command: the envs of a hub, its sessions, and the hubs of a fleet."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -135,7 +131,6 @@ def _one_line(text: str) -> str:
 
 
 ASKED_MAX = 64  # hubs that are asked at one time
-RATE_S = 0.5  # between two counts of steps, which give a rate
 
 
 @dataclass(frozen=True)
@@ -171,21 +166,17 @@ def _report(deadline: Deadline, hub: Member) -> HubReport:
     report = hub.name, addresses.written(hub.address)
     try:
         with Client(hub.address, max(round(deadline.left_s(), 1), 0.1)) as client:
-            before, began_s = client.stats(), time.monotonic()
-            time.sleep(min(RATE_S, deadline.left_s() / 2))
-            client.timeout = max(round(deadline.left_s() / 2, 1), 0.1)  # for each of two questions
-            counters, rate_s = client.stats(), time.monotonic() - began_s
-            health, capacity = client.health(), counters["capacity"]
+            stats = client.stats()
             return HubReport(
                 *report,
-                state=health["status"],
+                state=stats["status"],
                 host=client.host,
-                sessions=health["sessions"],
-                envs=counters["envs"],
-                envs_free=capacity["envs_free"],
-                cpus=capacity["cpus"],
-                steps_per_s=(counters["steps"] - before["steps"]) / rate_s,
-                losses=counters["restarts"],
+                sessions=stats["sessions"],
+                envs=stats["envs"],
+                envs_free=stats["capacity"]["envs_free"],
+                cpus=stats["capacity"]["cpus"],
+                steps_per_s=stats["steps_per_s"],
+                losses=stats["restarts"],
             )
     except EnvHubError as error:
         return HubReport(*report, why=str(error))
@@ -197,44 +188,3 @@ FLEET_HEADINGS = ("name", "address", "host", "state", "sessions", "envs", "free"
 def fleet_cells(row: HubReport) -> list[str]:
     counts = row.sessions, row.envs, row.envs_free, row.cpus, row.steps_per_s, row.losses
     return [*map(printable, (row.name, row.address, row.host or "-", row.state)), *map(number, counts)]
-
-
-class _Bar(logging.Handler):
-    """Shows the records of progress, and warnings."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(logging.INFO)
-        self._progress = progress
-        self._task = progress.add_task("", visible=False)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if (counts := getattr(record, "progress", None)) is not None:
-            phase, built, num_envs = counts
-            self._progress.start()
-            self._progress.update(
-                self._task, description=f"{phase} envs", completed=built, total=num_envs, visible=built < num_envs
-            )
-            self._progress.refresh()
-        elif record.levelno >= logging.WARNING:
-            self._progress.console.print(printable(record.getMessage()), markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def making_bar(console: Console) -> Iterator[None]:
-    """Show a bar, on a console of its own, whenever a hub that makes envs takes more than a second."""
-    logger = logging.getLogger("envhub")
-    level = logger.level
-    # It is refreshed by the records: a thread of its own would keep a program that forks meanwhile, as
-    # ``AsyncVectorEnv`` does, from going on.
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
-    bar = _Bar(progress)
-    logger.addHandler(bar)
-    logger.setLevel(min(level or logging.INFO, logging.INFO))
-    try:
-        yield
-    finally:
-        logger.removeHandler(bar)
-        logger.setLevel(level)
-        if progress.live.is_started:  # else it would end a line that it did not begin
-            progress.stop()

@@ -150,7 +150,6 @@ class Top(App[None]):
         self.act(lambda client, _: client.sessions(ended=True))
 
     def env(self) -> int | None:
-        """An env of the chosen worker."""
         env = chosen(self.workers_table)
         return int(env) if env else None
 
@@ -165,7 +164,6 @@ def fill(table: DataTable[Text], rows: Sequence[tuple[str, Sequence[str]]], trou
 
 
 def chosen(table: DataTable[Text]) -> str:
-    """The key of the row under the cursor."""
     if not table.is_valid_row_index(table.cursor_row):
         return ""
     return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""

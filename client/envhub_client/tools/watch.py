@@ -144,7 +144,6 @@ class Watch(AbstractContextManager["Watch"]):
         return [{"hub": state.name, **row} for state in self.states.values() for row in state.sessions]
 
     def report(self) -> dict[str, Any]:
-        """Everything, for JSON."""
         hubs = [{"name": each.name, "state": each.state, "why": each.why} for each in self.states.values()]
         return {"hubs": hubs, "sessions": self.sessions(), "findings": self.findings}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -40,7 +39,6 @@ class Directory:
         self.by_token: dict[bytes, SessionRuntime] = {}  # likewise; a token is another one after each takeover
         self.next_number = 1  # the number of the next session
         self.restarts_before = self.steps_before = 0  # of the workers, and envs, of sessions that have ended
-        self._last_look_ns = 0  # when ``active_peers`` was called last
 
     @property
     def sessions(self) -> Collection[SessionRuntime]:
@@ -153,13 +151,6 @@ class Directory:
                 runtime.connect_side(side)
                 return
         side.close()
-
-    def active_peers(self) -> set[bytes | None]:
-        """The peers whose sessions have taken a request since the last call."""
-        since_ns, self._last_look_ns = self._last_look_ns, time.monotonic_ns()
-        return {
-            self._protocol.peer_of(token) for token, each in self.by_token.items() if each.last_request_ns >= since_ns
-        }
 
     def beats_s(self) -> dict[bytes, float]:
         return {token: each.state.make.heartbeat_s for token, each in self.by_token.items()}

@@ -81,8 +81,8 @@ class Gateway:
         bound = {text: listener.bind(text) for text in binds if is_ipc[text]}
         if len(bound) < len(is_ipc):
             self._access.guard(self._router.context, self._router.socket)
-        if self._access.authenticator is not None:
-            self._loop.poller.register(self._access.authenticator.descriptor, self)
+        if self._access.zap is not None:
+            self._loop.poller.register(int(self._access.zap.FD), self)
         bound |= {text: listener.bind(text) for text in binds if not is_ipc[text]}
         if listener.proxied:
             for listening in listener.proxied:
@@ -97,7 +97,7 @@ class Gateway:
             self._access.proxy.start(listener.proxied, listener.bind_unnamed())
         for text in binds:
             if not is_ipc[text]:
-                self._access.bound(bound[text])
+                self._access.prove(bound[text])
         self._plan_access()
         return [bound[text] for text in binds]
 
@@ -227,7 +227,7 @@ class Gateway:
         self._loop.schedule.set(self._check_access, self._access.next_s())
 
     def _check_access(self) -> None:
-        self.end(self._access.check(self._loop.clock.now_s(), self._directory.active_peers()))
+        self.end(self._access.check(self._loop.clock.now_s()))
         removed, self._access.removed = self._access.removed, []
         self._directory.revoke(removed)
         self._admit_clients()

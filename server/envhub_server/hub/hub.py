@@ -38,15 +38,14 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import ForkedImports
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
+from envhub_server.hub.biography import SlowRequests
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
-from envhub_server.hub.latencies import SlowRequests
 from envhub_server.hub.operations import AT_END, Answer, Order
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.hub.worker_actions import WorkerActions
 from envhub_server.log import Logger, set_level
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Loop, Ready
 from envhub_server.memory.session_memory import UnreadMemory
@@ -167,7 +166,6 @@ class Hub:
         self._requests = HubRequests(
             config, services, access, directory, self._gateway, offers, self._replays, self._side_socket, self._loop
         )
-        WorkerActions(self._requests, self._loop)
         actions = self._requests.operations.actions
         actions.update({AT_END: self._drain}, drain=self._drain, reload=lambda order: self.reload(order.holder.actor))
         # For the loop, which reads them at each step.

@@ -161,7 +161,16 @@ class HubRequests:
         self.observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
         self.table = SessionTable(directory, loop, services.slow)
-        self.operations = Operations(self._protocol, directory, access, self.table)
+        self.operations = Operations(
+            self._protocol,
+            directory,
+            access,
+            self.table,
+            self.usage,
+            self.observations,
+            loop,
+            lambda holder: hides_folders(self.config, holder),
+        )
 
     def use(self, config: HubConfig) -> None:
         """Go on with another configuration; sessions that exist keep what they were made with."""
@@ -390,6 +399,7 @@ class HubRequests:
             "workers": sum(len(each.pids) for each in sessions),
             "restarts": restarts + self._directory.restarts_before,
             "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
+            "steps_per_s": round(sum(each.life.steps_per_s or 0.0 for each in sessions), 1),
             "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
             "arena_bytes": sum(each.arena_bytes for each in sessions),
             "requests": self._gateway.requests,

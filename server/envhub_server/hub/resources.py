@@ -19,8 +19,7 @@ from envhub.protocol.messages import Attach, Failure, Make, Op, Step
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import ForkedImports, Recipe
-from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending
-from envhub_server.hub.latencies import SlowRequests, Subject
+from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending, SlowRequests, Subject
 from envhub_server.hub.replay_keeper import ReplayKeeper
 from envhub_server.log import Logger
 from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer

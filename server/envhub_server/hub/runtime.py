@@ -35,8 +35,7 @@ from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, Frame
 from envhub.values import codec
-from envhub_server.hub.biography import CLOSED, KILLED, Ending, in_one_line
-from envhub_server.hub.latencies import TEXT_CHARS_MAX, latencies
+from envhub_server.hub.biography import CLOSED, KILLED, TEXT_CHARS_MAX, Ending, in_one_line, latencies
 from envhub_server.hub.resources import COMPRESSED, LOST_ROWS_COMPLETED, STEP_REQUESTED, Attaching, SessionResources
 from envhub_server.ipc import control
 from envhub_server.ipc.process_marks import memory_bytes, private_bytes

@@ -16,9 +16,8 @@ import msgpack
 from envhub.errors import brief, hidden, shortened
 from envhub.protocol.messages import Make, Status
 from envhub.values import codec
-from envhub_server.hub.biography import LOOK_S, UNTIMED, Costs
+from envhub_server.hub.biography import LOOK_S, TEXT_CHARS_MAX, UNTIMED, Costs, SlowRequests, latencies
 from envhub_server.hub.directory import Directory
-from envhub_server.hub.latencies import TEXT_CHARS_MAX, SlowRequests, latencies
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import process_marks
 from envhub_server.log import Logger

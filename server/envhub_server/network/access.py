@@ -1,23 +1,33 @@
-"""Admission to a hub: over tcp by keys, where it has keys, else by the user that runs the process."""
+"""Admission to a hub: over tcp by keys, where it has keys, else by the user that runs the process.
+
+At a tcp address libzmq asks in the handshake whom to admit (ZAP, RFC 27), and this answers. A hub with keys admits
+their holders. A hub without keys, which listens on loopback, admits its own user: at the moment of the handshake no
+connection may be of another user's process. An insecure hub admits everybody, but libzmq still asks: where it asks, it
+refuses ZMTP 1.0 and 2.0, for which it takes what a web page can send. libzmq admits no client without an answer. So a
+hub whose loop is busy lets new clients wait, and one whose handler has gone lets none in.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envhub.errors import AddressError
+import zmq
+
+from envhub.errors import AddressError, KeysError
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import as_map
 from envhub.protocol.prelude import FRAMES_MAX
+from envhub.transport import address as addresses
 from envhub.transport import sockets
-from envhub.transport.address import key_of
+from envhub.transport.address import HubKeys, key_of, text_of
 from envhub_server.log import Logger
 from envhub_server.network import connections
-from envhub_server.network.authenticator import DOMAIN, OWN, Authenticator
 from envhub_server.network.connections import (
     ANYBODY,
     HELLO_S,
@@ -32,6 +42,11 @@ from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+DOMAIN = b"envhub"
+OWN, ANYONE = "own user", "anyone"  # admitted without a key
+PROVE_S = 5.0
 KEYS_S = 0.5  # from one check of the folder of keys to the next
 UNKNOWN_KEY_S = 0.1  # the same where a client comes with a key that is not known, which may have been added just now
 REMOVED = "its key was removed"
@@ -52,17 +67,18 @@ class Access:
         self._unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
-        self.authenticator: Authenticator | None = None  # answers libzmq for tcp addresses; None while there are none
+        self.zap: zmq.Socket[bytes] | None = None  # by which libzmq asks; None while there are no tcp addresses
         # By which the connections to tcp addresses come that strangers may use; None where there is none.
         self.proxy: ProxyHandle | None = None
         # By the peer of each connection of which a message was read, what the proxy has of it; None where it came by
         # itself.
         self.entries: dict[bytes, PageEntry | None] = {}
-        self._asked: list[bytes] | None = None  # by libzmq, and not answered yet
+        self._asked: list[bytes] | None = None  # by libzmq, which asks nothing more until it is answered
         self._refuse_s = math.inf  # when it is answered though others are connected
-        self.server_key = b""  # the hub's public key, once its tcp addresses are guarded by it
+        self._server_key = b""  # the hub's public key, once its tcp addresses are guarded by it
         self._proofs = 0  # that clients with unknown keys are denied, of which the proxy has not told yet
         self.connections_ended = 0  # by the hub
+        self.handshakes_refused = 0  # of clients without a known key, or while others' connections did not end
         self.handshakes_unfinished = 0  # of clients that left before they had shown, or failed to show, a key
         self.connections = Connections()  # those that there are
         self._check_keys_s = math.inf
@@ -74,11 +90,6 @@ class Access:
     def open_to_all(self) -> bool:
         return self._insecure or self._keys is not None
 
-    @property
-    def handshakes_refused(self) -> int:
-        """Number of clients that were not let in: they had no key that is known, or others' connections did not end."""
-        return 0 if self.authenticator is None else self.authenticator.refused
-
     def guard(self, context: Any, router: Any) -> None:
         """Have the addresses that this socket binds from now on admit whom they are to admit."""
         if not self.open_to_all and not connections.kernel_tells():
@@ -88,46 +99,108 @@ class Access:
         if self._keys is not None:
             self._keys.load()  # before a new key is made in a folder with a misspelt name, which would lock all out
             secret = self._keys.make_secret()
-            self.server_key = sockets.public_key(secret)
+            self._server_key = sockets.public_key(secret)
             self._check_keys_s = 0.0
-        self.authenticator = Authenticator(context, self._keys, self._insecure)
+        self._context, self.zap = context, context.socket(zmq.REP)
+        self.zap.setsockopt(zmq.LINGER, 0)
+        self.zap.bind(ZAP_ADDRESS)
+        self._receive()  # libzmq signals only what comes after the socket was found to be empty
         sockets.ask_before_admitting(router, secret, DOMAIN)
-
-    def bound(self, address: str) -> None:
-        if self.authenticator is not None and self._keys is not None:
-            self.authenticator.prove(address, self.server_key)
-            self._proofs += 1
 
     @property
     def encrypted(self) -> bool:
         return self._keys is not None
 
     def close(self) -> None:
-        if self.authenticator is not None:
-            self.authenticator.close()
+        if self.zap is not None:
+            self.zap.close()
 
     def asked(self) -> bool:
-        if self.authenticator is not None:
-            if self._asked is None:
-                self._asked = self.authenticator.asked()
-            else:
-                self.authenticator.take_in_signals()
+        if self._asked is None:
+            self._receive()
+        elif self.zap is not None:
+            self.zap.getsockopt(zmq.EVENTS)  # takes in what libzmq has signalled; else the descriptor stays ready
         return self._asked is not None
+
+    def _receive(self) -> None:
+        if self.zap is not None:
+            with contextlib.suppress(zmq.Again):
+                self._asked = self.zap.recv_multipart(zmq.NOBLOCK)
 
     def answer(self, now_s: float) -> bool:
         """Answer libzmq, with all accepted connections noted; False if nothing was asked, or others are there."""
-        if self.authenticator is None or self._asked is None:
+        if self._asked is None:
             return False
         others = self.connections.others
         if others and now_s < self._refuse_s:
             self._refuse_s = min(self._refuse_s, now_s + OTHERS_S)
             return False
-        if now_s >= self._unknown_key_s and self.authenticator.is_unknown(self._asked):
+        if now_s >= self._unknown_key_s and self._is_unknown(self._asked):
             self._unknown_key_s = now_s + UNKNOWN_KEY_S
             self.read_keys()
-        self.authenticator.answer(self._asked, others)
-        self._asked, self._refuse_s = None, math.inf
+        self._send_answer(self._asked, others)
         return True
+
+    def _is_unknown(self, frames: list[bytes]) -> bool:
+        return self._keys is not None and len(frames) == 7 and frames[6] not in self._keys.holders
+
+    def _send_answer(self, frames: list[bytes], others: bool) -> None:
+        assert self.zap is not None
+        user = self._admitted(frames, others)
+        status, text = (b"200", b"OK") if user else (b"400", b"unknown key")
+        request = frames[1] if len(frames) > 1 else b""
+        self.zap.send_multipart([ZAP_VERSION, request, status, text, user.encode(), b""])
+        self._asked, self._refuse_s = None, math.inf
+
+    def _admitted(self, frames: list[bytes], others: bool) -> str:
+        if len(frames) < 6 or frames[0] != ZAP_VERSION or frames[2] != DOMAIN:
+            return ""
+        if self._keys is None:
+            if self._insecure and frames[5] == b"NULL":
+                return ANYONE
+            if frames[5] == b"NULL" and not others:
+                return OWN
+            why = "another user is connected; serve with --keys to admit others"
+            self._handshake_failed(frames[3].decode("ascii", "replace"), why)
+            return ""
+        if len(frames) != 7 or frames[5] != b"CURVE":
+            return ""
+        # The proxy tells later whose connection was denied.
+        return text_of(frames[6]) if frames[6] in self._keys.holders else ""
+
+    def _handshake_failed(self, host: str, why: str = "no key, or one for another hub") -> None:
+        """Note that a client from there was refused; by libzmq itself, if it has no key or not this hub's."""
+        self.handshakes_refused += 1
+        # Event: A client was not let in: it has no known key, or one for another hub.
+        log.warning("client_refused", host=host, why=why, audit=True)
+
+    def prove(self, address: str) -> None:
+        """See that a client with an unknown key is refused at this address, which the hub has bound."""
+        if self._keys is None or self.zap is None:
+            return
+        self._proofs += 1
+        _, secret = sockets.new_key_pair()
+        with self._context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 0)
+            sockets.present_keys(stranger, HubKeys(self._server_key, secret))
+            monitor = sockets.open_monitor(stranger, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            try:
+                target = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+                sockets.choose_family(stranger, addresses.parse(target))
+                stranger.connect(target)
+                until_s = time.monotonic() + PROVE_S
+                while time.monotonic() < until_s:
+                    self.zap.poll(10)
+                    while self.asked() and self._asked is not None:
+                        self._send_answer(self._asked, others=False)
+                    if monitor.poll(0):
+                        if sockets.read_monitor(monitor)[0] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                            return
+                        raise KeysError(f"a client with an unknown key got in at {address}: no hub is run like this")
+                raise KeysError(f"a client with an unknown key was not refused at {address} within {PROVE_S:g} s")
+            finally:
+                stranger.monitor(None, 0)
+                monitor.close()
 
     def read_keys(self) -> list[tuple[str, str]]:
         """Read the files of keys that have changed; return each client, and how what it may changed."""
@@ -165,18 +238,16 @@ class Access:
         return []
 
     def handshake_ended(self, ended: EndedHandshake) -> None:
-        if self.authenticator is None:
-            return
         if ended.denied and self._proofs:  # of the hub itself
             self._proofs -= 1
         elif ended.denied:
-            self.authenticator.handshake_failed(ended.host, "unknown key")
+            self._handshake_failed(ended.host, "unknown key")
         elif why := ended.why_unfinished:
             self.handshakes_unfinished += 1
             # Event: A connection ended before its client had shown a key: it may look whether its hub is back.
             log.info("handshake_unfinished", host=ended.host, why=why, audit=True)
         else:
-            self.authenticator.handshake_failed(ended.host)
+            self._handshake_failed(ended.host)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         connection = self.connections.get(descriptor)
@@ -256,13 +327,12 @@ class Access:
         enough = connection.malformed == MALFORMED_MAX
         return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
-    def check(self, now_s: float, active: Collection[bytes | None]) -> Ends:
+    def check(self, now_s: float) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""
         late = f"it has sent nothing within {HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        unread = self.connections.unread(active, connections.bytes_sent, self._unread_bytes_max, now_s)
-        ends += [(connection, much) for connection in unread]
+        ends += [(connection, much) for connection in self.connections.unread(self._unread_bytes_max, now_s)]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S

@@ -10,7 +10,7 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -118,8 +118,6 @@ class KnownConnection:
     client: str = ""  # the holder's name, once it has sent a message
     refused: bool = False  # whether its client was told that it has too many
     malformed: int = 0
-    active: bool = False  # whether the hub has read a message of it since the last check of unread bytes
-    read_bytes: int = 0  # those it had sent at the last check before which the hub had read a message of it
     entry: PageEntry | None = None  # what the proxy has of it, where it came by the proxy
     frames_read: int = 0  # at the last check
     full_checks: int = 0  # in a row at which it was at its limit, and nothing of it had been read
@@ -175,7 +173,7 @@ class Connections:
         connection = self._by_descriptor.get(descriptor)
         if connection is None or self._gone.get(peer, 0.0) > now_s:
             return None
-        connection.peer, connection.active = connection.peer or peer, True
+        connection.peer = connection.peer or peer
         return connection if connection.peer == peer else None
 
     def why_refused(self, holder: Holder) -> str:
@@ -192,25 +190,17 @@ class Connections:
             each.silent_until_s = math.inf
         return silent
 
-    def unread(
-        self, active: Collection[bytes | None], sent: Callable[[int], int | None], bytes_max: int, now_s: float
-    ) -> list[KnownConnection]:
+    def unread(self, bytes_max: int, now_s: float) -> list[KnownConnection]:
         """The connections by which most came of those clients who have sent more than the hub may keep unread.
 
-        libzmq limits a frame, not a message: what has come since the last message may be one that never ends. ``sent``
-        gives None for ipc; ``bytes_max`` is for each client, and for all together that have sent no message yet.
+        libzmq limits a frame, not a message: what has come since the last message may be one that never ends.
+        ``bytes_max`` is for each client of the proxy, and for all together that have sent no message yet.
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}
         for each in self._by_descriptor.values():
-            client = "" if each.holder is None else each.holder.name
             if each.entry is not None:
+                client = "" if each.holder is None else each.holder.name
                 clients.setdefault(client, []).append((each.entry.unread_bytes, each))
-                continue
-            if (count := sent(each.descriptor)) is None:
-                continue
-            if each.active or each.peer in active:
-                each.active, each.read_bytes = False, count
-            clients.setdefault(client, []).append((count - each.read_bytes, each))
         totals = {client: sum(count for count, _ in counts) for client, counts in clients.items()}
         left = 1.0 - max(totals.values(), default=0) / bytes_max
         each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self._by_descriptor)
@@ -300,21 +290,11 @@ def kernel_tells() -> bool:
             return not is_others(accepted.fileno())
 
 
-def bytes_sent(descriptor: int) -> int | None:
-    try:
-        with copied(descriptor) as connection:
-            return tcp_facts(connection)[1]
-    except OSError:
-        return None
-
-
 CHECK_S = 0.3  # how often the kernel is asked
 
 # A monitor reports the descriptor of an ended connection, which another connection may have, and it reports
 # before the ROUTER itself knows. So the peers that used the descriptor are probed at once and again.
 SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
-
-_UCRED = struct.Struct("3i")
 
 log = Logger("envhub.hub")
 
@@ -324,11 +304,16 @@ def silent_s(descriptor: int) -> float:
     try:
         with copied(descriptor) as connection:
             if connection.family == socket.AF_UNIX:
-                pid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
-                return math.inf if _stopped(pid) else 0.0
+                return math.inf if _stopped(peer_of(connection)[0]) else 0.0
             return tcp_facts(connection)[0]
     except OSError:
         return 0.0
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user of the peer of a Unix socket."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 def _stopped(pid: int) -> bool:

@@ -32,7 +32,6 @@ from envhub_server.network.connections import RIGHTS, Holder, Quotas, Right
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
 CLIENT_REMOVED = "removed"  # the change of a client whose file is gone
-NO_MEMORY_QUOTA = "a key has no worker_memory_bytes_max any more: memory_max of the hub limits each worker"
 
 log = Logger("envhub.hub")
 
@@ -218,8 +217,6 @@ class KeyFolder:
 
 @dataclass(frozen=True)
 class _File:
-    """One client's file, as it was read."""
-
     state: object
     holder: Holder  # as of the last time that it could be read
     keys: list[bytes]
@@ -257,10 +254,7 @@ def _difference(old: _File | None, new: _File | None) -> str:
 def _read_client(path: Path) -> tuple[Holder, list[bytes]]:
     text = address.read_private(path)
     try:
-        content = read_toml(path, text)
-        if "worker_memory_bytes_max" in content.get("quotas", ()):
-            raise KeysError(f"{path}: quotas: {NO_MEMORY_QUOTA}")
-        table = _ClientFile(**options_from(content, _ClientFile, f"{path}: "))
+        table = _ClientFile(**options_from(read_toml(path, text), _ClientFile, f"{path}: "))
         keys = [address.key_of(each) for each in table.keys]
     except OptionError as error:
         raise KeysError(str(error)) from error

@@ -8,7 +8,6 @@ import fcntl
 import os
 import socket
 import stat
-import struct
 import tempfile
 from collections import OrderedDict, deque
 from pathlib import Path
@@ -22,6 +21,7 @@ from envhub.transport.socket_file import listening
 from envhub_server.log import Logger
 from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard
+from envhub_server.network.connections import peer_of
 
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
@@ -229,8 +229,6 @@ def _same_file(path: Path, descriptor: int) -> bool:
 PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed for a new one
 BACKLOG = 64
 
-_UCRED = struct.Struct("3i")
-
 
 class SideSocket:
     """The side sockets of one hub."""
@@ -279,8 +277,7 @@ class SideSocket:
             connection.close()
             return
         connection.setblocking(False)
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, uid, _ = _UCRED.unpack(raw)
+        pid, uid = peer_of(connection)
         if uid != os.getuid():
             # Event: A process of another user came to the side socket, and was refused.
             log.warning("side_socket_refused", once_per=("uid",), pid=pid, uid=uid)

@@ -49,7 +49,7 @@ class ProxyHandle:
         self._listeners: Sequence[socket.socket] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._hub = self._pidfd = -1
+        self._hub = -1
         self._name, self._words = b"", memoryview(b"")
         self._started_s = -math.inf
 
@@ -76,7 +76,6 @@ class ProxyHandle:
                     env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._children.orphan_reaper.spare(self._process.pid)
-            self._pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self._end()
             raise
@@ -85,21 +84,16 @@ class ProxyHandle:
             if control is not None:
                 control.close()
         self._name, self._words = b"\0" + name.encode() + b"/", words
-        self._loop.poller.register(self._pidfd, self)
         self._loop.poller.register(self._control.fileno(), self)
 
     def on_ready(self, descriptor: int) -> None:
-        """Hear of the handshakes that have ended, or note the end of the process."""
-        assert self._process is not None and self._control is not None
+        """Hear of the handshakes that have ended; nothing more comes once the process has ended."""
+        assert self._control is not None
         with contextlib.suppress(BlockingIOError):
             while message := self._control.recv(REPORT_BYTES_MAX):
                 self._on_ended_handshake(msgpack.decode(message, type=EndedHandshake))
-            self._loop.poller.unregister(self._control.fileno())
-        if descriptor == self._pidfd:
-            status = self._process.wait()
-            self._end()
             # Event: The process that accepts tcp connections has ended; another is started.
-            log.error("proxy_ended", status=status, note="its clients connect again to the next one")
+            log.error("proxy_ended", status=self._end(), note="its clients connect again to the next one")
             self._loop.schedule.set(self._start_again, max(self._loop.clock.now_s(), self._started_s + RESTART_S))
 
     def _start_again(self) -> None:
@@ -120,19 +114,18 @@ class ProxyHandle:
         slot, number, _, host = name[len(self._name) :].decode().split("/", 3)
         return PageEntry(self._words, int(slot), int(number), host)
 
-    def _end(self) -> None:
-        if self._pidfd >= 0:
-            self._loop.poller.unregister(self._pidfd)
-            os.close(self._pidfd)
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._process is not None:
-            self._children.orphan_reaper.reaped(self._process.pid)
-        if self._control is not None:
-            self._loop.poller.unregister(self._control.fileno())
-            self._control.close()
-        self._process, self._control, self._pidfd = None, None, -1
+    def _end(self) -> int | None:
+        """Kill the process, if there is one; returns its status."""
+        process, control, self._process, self._control = self._process, self._control, None, None
+        if control is not None:
+            self._loop.poller.unregister(control.fileno())
+            control.close()
+        if process is None:
+            return None
+        process.kill()
+        status = process.wait()
+        self._children.orphan_reaper.reaped(process.pid)
+        return status
 
     def close(self) -> None:
         """Have it pass on what the hub has sent, and end; the hub's ROUTER must be closed before."""

@@ -14,13 +14,10 @@ message, since it may hear of it too late to see whose it was.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import os
 import resource
 import secrets
 import select
-import signal
 import socket
 import time
 import traceback
@@ -31,6 +28,7 @@ from functools import partial
 from msgspec import msgpack
 
 from envhub.transport.socket_file import tcp_facts
+from envhub_server.ipc.process_marks import die_with_hub, prctl
 from envhub_server.network import proxy_page
 from envhub_server.network.proxy_page import EndedHandshake
 from envhub_server.network.zmtp_framing import BYTES, FRAMES, HANDSHAKE, ClientFrames, HubFrames
@@ -46,7 +44,7 @@ LINGER_S = 2.0  # for a client to read what the hub had sent before it ended the
 HOST_CHARS_MAX = 43  # of an address in the name of a connection, which has at most 108 bytes
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 5, 3
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 REPORTS_MAX = 16  # of ended handshakes that the hub has not read; until it has, no new clients are let in
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _STATES = {FRAMES: proxy_page.FULL_FRAMES, BYTES: proxy_page.FULL_BYTES, HANDSHAKE: proxy_page.FULL_HANDSHAKE}
@@ -435,11 +433,8 @@ class Proxy:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the proxy: ``HUB_PID NAME CURVE(0|1) FRAMES_MAX BYTES_MAX CONTROL_FD HUB_FD PAGE_FD LISTENER_FD ...``."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_NAME, b"envhub-proxy")
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent, name, *numbers = arguments
-    if os.getppid() != int(parent):
-        return  # the hub ended before the line above
+    die_with_hub(int(parent))
+    prctl(_PR_SET_NAME, b"envhub-proxy")
     curve, frames_max, bytes_max, *descriptors = map(int, numbers)
     Proxy(name, bool(curve), frames_max, bytes_max, descriptors).run()

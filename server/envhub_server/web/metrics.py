@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 
 import envhub
 from envhub.errors import EnvHubError
-from envhub_server.web.hub_client import Look
 
 PAIRS_MAX = 100  # of an env and a client that have labels of their own
 NAMES_MAX = 100  # of envs that are unready
@@ -21,6 +20,14 @@ LABELS = ("env", "client")
 
 Row = Mapping[str, Any]
 Pair = tuple[str, str]
+
+
+class Look(NamedTuple):
+    """Answers of a hub to what the metrics and the page need of it."""
+
+    stats: dict[str, Any]  # its health among them
+    sessions: list[dict[str, Any]]
+    ended: list[dict[str, Any]]
 
 
 def client_of(row: Row) -> str:
@@ -151,14 +158,14 @@ class HubCollector(Collector):
         return pair
 
     def _of_hub(self, look: Look) -> Iterator[Metric]:
-        health, stats = look.health, {**look.stats, **(look.stats.get("capacity") or {})}
+        stats = {**look.stats, **(look.stats.get("capacity") or {})}
         yield InfoMetricFamily("envhub", "The hub.", {"hub": self._hub, "version": envhub.__version__})
-        yield GaugeMetricFamily("envhub_draining", "Whether the hub is ending.", health["status"] != "ok")
-        yield GaugeMetricFamily("envhub_uptime_seconds", "Age of the hub.", health["uptime_s"])
+        yield GaugeMetricFamily("envhub_draining", "Whether the hub is ending.", stats["status"] != "ok")
+        yield GaugeMetricFamily("envhub_uptime_seconds", "Age of the hub.", stats["uptime_s"])
         lag = "Longest time of the last minute for which the hub was busy."
-        yield GaugeMetricFamily("envhub_loop_lag_seconds", lag, health["loop_lag_s"])
+        yield GaugeMetricFamily("envhub_loop_lag_seconds", lag, stats["loop_lag_s"])
         unready = GaugeMetricFamily("envhub_env_unready", "Envs that cannot be made now.", labels=["env"])
-        for name in sorted(health["unready"])[:NAMES_MAX]:
+        for name in sorted(stats["unready"])[:NAMES_MAX]:
             unready.add_metric([name], 1)
         yield unready
         failures = CounterMetricFamily("envhub_failures_total", "Requests that failed.", labels=["code"])

@@ -23,10 +23,9 @@ from envhub.errors import EnvHubError
 from envhub_server.ipc.process_marks import die_with_hub, prctl
 from envhub_server.replay import files_in, listed
 from envhub_server.web import tables
-from envhub_server.web.contents import Web
+from envhub_server.web.contents import SAMPLE_S, Web
 from envhub_server.web.gate import ADMIN, Gate
-from envhub_server.web.history import SAMPLE_S
-from envhub_server.web.hub_client import Look
+from envhub_server.web.metrics import Look
 from envhub_server.web.process import WebSettings
 from envhub_server.web.tables import Curves, RowTable
 
@@ -67,10 +66,10 @@ class View:
         except EnvHubError as error:
             self.status.text = f"no answer: {error}"
             return None
-        health, capacity = look.health, look.stats["capacity"]
+        stats, capacity = look.stats, look.stats["capacity"]
         cpus = f"{capacity['cpus_free']} of {capacity['cpus']} CPUs free"
-        up = f"up for {health['uptime_s'] / 3600:.1f} h"
-        self.status.text = f"{health['status']} · {len(look.sessions)} sessions · {cpus} · {up}"
+        up = f"up for {stats['uptime_s'] / 3600:.1f} h"
+        self.status.text = f"{stats['status']} · {len(look.sessions)} sessions · {cpus} · {up}"
         return look
 
     async def act(self, question: Callable[[Any], Any], done: str = "") -> Any:

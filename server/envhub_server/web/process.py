@@ -154,7 +154,6 @@ class WebProcess:
         return process.returncode
 
     def close(self) -> None:
-        """End the process, and free the address."""
         hub_log.copy_to(None)
         self._end()
         self._listener.close()

@@ -10,7 +10,7 @@ from nicegui import ui
 from nicegui.element import Element
 
 from envhub.diagnosis import Finding
-from envhub_server.web.history import HUB
+from envhub_server.web.contents import HUB
 from envhub_server.web.metrics import Row, client_of
 
 # By format of a value, which rows.js has, the fields that have it; all others are texts.
@@ -47,12 +47,10 @@ class RowTable(Element, component="rows.js"):
         self._props["rows"] = rows
 
     def choose(self, text: str) -> None:
-        """Show the rows only that have this text."""
         self._props["filter"] = text
 
 
 def session_row(row: Row, troubles: Sequence[Finding]) -> dict[str, Any]:
-    """A session as the tables have it."""
     texts = {each.trouble: str(each) for each in troubles if each.session == row["session"]}
     return {
         **{name: row.get(name) for name in (*SESSIONS, *ENDED)},
@@ -107,7 +105,6 @@ def facts_of(row: Row) -> dict[str, str]:
 
 
 def log_text(line: Row) -> str:
-    """A line of the log as a person reads it."""
     head = ("timestamp", "event", "level")
     rest = " ".join(f"{name}={value}" for name, value in line.items() if name not in head)
     return f"{str(line.get('timestamp', ''))[11:19]} {line.get('event', '')} {rest}"

@@ -74,7 +74,7 @@ def test_close_is_answered_once_though_a_snapshot_was_being_taken() -> None:
 def test_worker_that_is_recycled_while_its_snapshot_is_taken_has_taken_none() -> None:
     session = of_snapshots(hosting=Hosting(recycle=Recycle(episodes=10)))
     (call,) = every(TakeSnapshot, session.request(SnapshotRequest("take", "", [1])))
-    session.handle(events.SnapshotEnded(call.wanted.serial, how="could not be started"))
+    session.ended(-call.wanted.serial)
     assert only(Fail, session.worker_sent(1, HandedOver())).failure.code == "snapshot_lost"
 
 
@@ -146,7 +146,7 @@ class World:
                     taken = SnapshotTaken(wanted.serial, problems, base=base, requests=b"")
                     self.inboxes[process].append(WorkerMessage(process, taken))
                     if wanted.forks:
-                        ended = events.SnapshotEnded(wanted.serial, how="ended")
+                        ended = WorkerExited(-wanted.serial, KILLED)
                         born = events.SnapshotBorn(wanted.serial, private_bytes=1)
                         self.inboxes[-wanted.serial].append(ended if problems else born)
                     if wanted.forks and not problems:
@@ -203,7 +203,8 @@ class World:
         if not waiting:
             return False
         event = self.inboxes[self.chance.choice(waiting)].popleft()
-        if not (isinstance(event, WorkerExited) and self.session.slots.process(event.process) is None):
+        has_ended = isinstance(event, WorkerExited) and event.process >= 0
+        if not (has_ended and self.session.slots.process(event.process) is None):
             self.tell(event)
         return True
 
@@ -231,7 +232,7 @@ class World:
         if self.snapshots and self.chance.random() < 0.5:
             serial = self.chance.choice(sorted(self.snapshots))
             self.snapshots.discard(serial)
-            self.inboxes[-serial] = deque([events.SnapshotEnded(serial, how="was ended by SIGKILL")])
+            self.end(-serial)
         elif processes := self.session.slots.processes:
             self.end(self.chance.choice(processes).number)
 

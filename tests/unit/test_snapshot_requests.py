@@ -170,7 +170,7 @@ def test_snapshot_whose_process_or_worker_ends_meanwhile_is_lost() -> None:
     session = made(2)
     asks(session, "take")
     session.worker_sent(0, SnapshotTaken(1, []))
-    session.handle(events.SnapshotEnded(1, "was ended by SIGKILL"))
+    session.ended(-1)
     calls = session.exited(1)
     assert failure(calls) == ("snapshot_lost", "env 0 has lost its snapshot, whose process was ended by SIGKILL")
     session = made(2)
@@ -234,9 +234,9 @@ def test_snapshot_beyond_the_limit_is_an_earlier_one_and_requests() -> None:
 def test_snapshot_is_lost_with_the_one_that_it_needs() -> None:
     session = limited()
     replayed(session, "later", 2, 1)
-    session.handle(events.SnapshotEnded(1, "was ended by SIGKILL"))
+    session.ended(-1)
     assert failure(asks(session, "restore", "later"))[0] == "snapshot_lost"
-    assert session.handle(events.SnapshotEnded(1, "again")) == []
+    assert session.ended(-1) == []
 
 
 def test_env_that_does_not_repeat_is_not_restored() -> None:
@@ -352,7 +352,7 @@ def test_restore_whose_process_ends_before_all_are_ready_changes_nothing(action:
 def test_restore_from_a_process_that_has_ended_is_lost() -> None:
     session = made(2)
     taken(session)
-    session.handle(events.SnapshotEnded(2, "was ended by SIGKILL"))
+    session.ended(-2)
     assert table(asks(session, "list"))[0]["problems"] == [
         "",
         "has lost its snapshot, whose process was ended by SIGKILL",

@@ -43,13 +43,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.process_marks import memory_bytes, private_bytes
 from envhub_server.memory.lost_rows import LostWorkerRows, ObjectCopies
 from envhub_server.memory.session_memory import SessionMemory, process_of
-from envhub_server.processes.worker_handle import (
-    SnapshotBorn,
-    SnapshotEnded,
-    WorkerExited,
-    WorkerMessage,
-    WorkerStarted,
-)
+from envhub_server.processes.worker_handle import WorkerExited, WorkerMessage, WorkerStarted
 from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import Late, WorkerLoss
@@ -181,16 +175,20 @@ class SessionRuntime(SessionResources):
             self.services.slow.on_slow(self.subject, event.process, event.message)
         elif isinstance(event, WorkerMessage):
             self.handle((SessionMachine.on_message, (self._log_worker_message(event),)))
-        elif isinstance(event, SnapshotBorn):
-            self.report(SessionMachine.on_snapshot_born, event.serial, event.private_bytes)
-            self._measure_a_snapshot()
-        elif isinstance(event, SnapshotEnded):
-            self.report(SessionMachine.on_snapshot_ended, event.serial, event.how)
+        elif event.process < 0:
+            self._on_snapshot(event)
         elif isinstance(event, WorkerStarted):
             # Event: A worker process runs.
             self.log.info("worker_started", worker=self.state.slots.worker(event.process), pid=event.pid)
         else:
             self._on_exited(event)
+
+    def _on_snapshot(self, event: WorkerStarted | WorkerExited) -> None:
+        if isinstance(event, WorkerExited):
+            self.report(SessionMachine.on_exited, event)
+        elif (snapshot := self.snapshots.get(-event.process)) is not None:
+            self.report(SessionMachine.on_snapshot_born, -event.process, snapshot.private_bytes)
+            self._measure_a_snapshot()
 
     def _on_exited(self, exited: WorkerExited) -> None:
         state, number = self.state, exited.process
@@ -323,7 +321,7 @@ class SessionRuntime(SessionResources):
             self.tell(process, wanted)
             return
         try:
-            snapshot = self.services.supervisor.snapshot(self.number, wanted.serial)
+            snapshot = self.services.supervisor.snapshot(self.number, -wanted.serial)
         except OSError as error:
             taken = control.SnapshotTaken(wanted.serial, [f"a process that cannot be started: {error.strerror}"])
             self.report(SessionMachine.on_message, WorkerMessage(process, taken))

@@ -50,7 +50,7 @@ class Effects(Protocol):
         """
 
     def take_snapshot(self, process: int, wanted: control.TakeSnapshot) -> None:
-        """Have a process take a snapshot; if it forks, ``on_snapshot_born`` or ``on_snapshot_ended`` is told."""
+        """Have a process take a snapshot; if it forks, ``on_snapshot_born`` or ``on_exited`` of ``-serial`` follows."""
 
     def drop_snapshot(self, serial: int) -> None: ...
     def repeat_requests(self, process: int, name: str, requests: bytes) -> None:

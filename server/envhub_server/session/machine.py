@@ -154,7 +154,11 @@ class SessionMachine(ClientEvents):
     @allowed_in(Phase.BROKEN)
     @allowed_in(Phase.CLOSING, then=(Phase.ENDED,))
     def on_exited(self, now_s: float, exited: WorkerExited) -> None:
-        self._end_process(now_s, exited)
+        """Go on without this process; one of a number below zero was a snapshot."""
+        if exited.process < 0:
+            self.on_snapshot_advanced(self.snapshots.on_ended(-exited.process, exited.cause.how))
+        else:
+            self._end_process(now_s, exited)
 
     def _end_process(self, now_s: float, exited: WorkerExited) -> None:
         process = self.slots.process(exited.process)
@@ -223,10 +227,6 @@ class SessionMachine(ClientEvents):
     @allowed_in(*LIVE)
     def on_snapshot_born(self, now_s: float, serial: int, private_bytes: int) -> None:
         self.on_snapshot_advanced(self.snapshots.on_born(serial, private_bytes))
-
-    @allowed_in(*LIVE)
-    def on_snapshot_ended(self, now_s: float, serial: int, how: str) -> None:
-        self.on_snapshot_advanced(self.snapshots.on_ended(serial, how))
 
     @allowed_in(*LIVE)
     def on_rows_waiting(self, now_s: float, slot: int) -> None:

@@ -31,6 +31,7 @@ from recorder import (
     PostStep,
     RepeatRequests,
     StartProcesses,
+    StartRestored,
     TakeRows,
     TakeSnapshot,
     Tell,
@@ -82,7 +83,7 @@ def restoring(session: Session) -> list[int]:
     """Have a restore come so far that its processes are ready; their numbers."""
     name = taken(session)
     calls = session.request(SnapshotRequest("restore", name))
-    numbers = [each.processes[0] for each in every(StartProcesses, calls)]
+    numbers = [each.process for each in every(StartRestored, calls)]
     for number in numbers:
         calls = session.handle(WorkerMessage(number, Mapped()))
     assert [each.message for each in every(Tell, calls)] == [Leave(restored=True)] * ROWS
@@ -114,7 +115,7 @@ def test_restored_process_that_ends_soon_again_and_again_is_started_again() -> N
     name = taken(session, "before it crashes")
     for _ in range(4):  # more than processes that never serve may
         calls = session.request(SnapshotRequest("restore", name, [0]))
-        (number,) = only(StartProcesses, calls).processes
+        number = only(StartRestored, calls).process
         session.handle(WorkerMessage(number, Mapped()))
         if session.slots[0].successor is not None:
             session.worker_sent(0, HandedOver())
@@ -154,11 +155,11 @@ class World:
                 case DropSnapshot(serial):
                     self.snapshots.discard(serial)
                     self.inboxes.pop(-serial, None)
-                case StartProcesses(processes, snapshot=0):
+                case StartProcesses(processes):
                     for process in processes:
                         self.inboxes[process].append(WorkerMessage(process, built()))
-                case StartProcesses(processes, snapshot=serial) if serial not in self.snapshots:
-                    self.end(processes[0])
+                case StartRestored(process, serial) if serial not in self.snapshots:
+                    self.end(process)
                 case RepeatRequests(process):
                     problem = "does not repeat" * (self.chance.random() < 0.2)
                     self.inboxes[process].append(WorkerMessage(process, RequestsRepeated(problem)))

@@ -25,6 +25,7 @@ from recorder import (
     Kill,
     RepeatRequests,
     StartProcesses,
+    StartRestored,
     Tell,
     events,
 )
@@ -222,9 +223,8 @@ def test_snapshot_beyond_the_limit_is_an_earlier_one_and_requests() -> None:
     assert (row["steps"], row["nbytes"], row["depth"]) == ([5], len(b"requests"), 1)
     assert every(DropSnapshot, asks(session, "list", drop=["base"])) == []  # the later one needs it
     calls = asks(session, "restore", "later")
-    (process,) = only(StartProcesses, calls).processes
-    assert only(StartProcesses, calls).snapshot == 1
-    assert RepeatRequests(process, "later", b"requests") in calls
+    process = only(StartRestored, calls).process
+    assert StartRestored(process, snapshot=1) in calls and RepeatRequests(process, "later", b"requests") in calls
     assert session.handle(WorkerMessage(process, RequestsRepeated())) == []
     mapped(session, process)
     assert table(session.worker_sent(0, HandedOver())) == []
@@ -242,7 +242,7 @@ def test_snapshot_is_lost_with_the_one_that_it_needs() -> None:
 def test_env_that_does_not_repeat_is_not_restored() -> None:
     session = limited()
     replayed(session, "later", 2, 1)
-    (process,) = only(StartProcesses, asks(session, "restore", "later")).processes
+    process = only(StartRestored, asks(session, "restore", "later")).process
     calls = session.handle(WorkerMessage(process, RequestsRepeated("does not repeat")))
     assert failure(calls) == ("snapshot_lost", "env 0 does not repeat") and Kill(process) in calls
     assert mapped(session, process) == []
@@ -262,7 +262,7 @@ def test_row_goes_on_from_its_newest_snapshot_after_a_crash() -> None:
     taken(session, "b", (0,))
     session.exited(0)
     session.exited(1)
-    starts = every(StartProcesses, session.elapsed(1e5))
+    starts = every(StartRestored, session.elapsed(1e5))
     assert [each.snapshot for each in starts] == [3, 2]
     session.worker_sent(0, Mapped(), 1e5)
     assert session.slots[0].serving is not None
@@ -277,11 +277,11 @@ def test_row_goes_on_from_an_older_snapshot_where_the_newest_does_not_repeat() -
     assert RepeatRequests(session.number(0), "later", b"requests") in calls
     assert every(Kill, session.worker_sent(0, RequestsRepeated("does not repeat"), 1e5))
     session.exited(0)
-    assert only(StartProcesses, session.elapsed(2e5)).snapshot == 1
+    assert only(StartRestored, session.elapsed(2e5)).snapshot == 1
     asks(session, "list", drop=["base", "later"])
     assert every(Kill, session.worker_sent(0, RequestsRepeated("does not repeat"), 2e5))
     session.exited(0)
-    assert only(StartProcesses, session.elapsed(3e5)).snapshot == 0
+    assert every(StartProcesses, session.elapsed(3e5))
 
 
 # --- restoring --------------------------------------------------------------------------------------------------------
@@ -289,9 +289,7 @@ def test_row_goes_on_from_an_older_snapshot_where_the_newest_does_not_repeat() -
 
 def restoring(session: Session, action: str = "restore", now_s: float = 0.0, **named: Any) -> list[int]:
     """The processes that are started to restore rows."""
-    starts = every(StartProcesses, asks(session, action, now_s=now_s, **named))
-    assert all(start.spare for start in starts)
-    return [number for start in starts for number in start.processes]
+    return [start.process for start in every(StartRestored, asks(session, action, now_s=now_s, **named))]
 
 
 def test_rows_change_hands_once_all_copies_are_ready() -> None:
@@ -315,7 +313,7 @@ def test_rows_change_hands_once_all_copies_are_ready() -> None:
 def test_one_row_is_branched_into_others() -> None:
     session = made(3)
     taken(session, rows=(2,))
-    starts = every(StartProcesses, asks(session, "restore", rows=[0, 1], sources=[2, 2]))
+    starts = every(StartRestored, asks(session, "restore", rows=[0, 1], sources=[2, 2]))
     assert [start.snapshot for start in starts] == [1, 1]
 
 

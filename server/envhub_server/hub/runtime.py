@@ -43,7 +43,13 @@ from envhub_server.ipc import control
 from envhub_server.ipc.process_marks import memory_bytes, private_bytes
 from envhub_server.memory.lost_rows import LostWorkerRows, ObjectCopies
 from envhub_server.memory.session_memory import SessionMemory, process_of
-from envhub_server.processes.worker_handle import WorkerExited, WorkerMessage, WorkerStarted
+from envhub_server.processes.worker_handle import (
+    SessionZygote,
+    SnapshotProcess,
+    WorkerExited,
+    WorkerMessage,
+    WorkerStarted,
+)
 from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import Late, WorkerLoss
@@ -279,19 +285,18 @@ class SessionRuntime(SessionResources):
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def start_processes(
-        self,
-        processes: tuple[int, ...],
-        spare: bool = False,
-        shares_imports: bool = False,
-        snapshot: int = 0,
-    ) -> None:
-        zygote = self.zygote if shares_imports else None
+    def start_processes(self, processes: tuple[int, ...], spare: bool = False, shares_imports: bool = False) -> None:
+        self._start(processes, self.zygote if shares_imports else None)
+
+    def start_restored(self, process: int, snapshot: int) -> None:
+        self._start((process,), self.snapshots[snapshot])
+        if self.replays is not None and process in self.workers:
+            self.replays.process_forked(process, by=-snapshot)
+
+    def _start(self, processes: tuple[int, ...], zygote: SessionZygote | None) -> None:
         try:
-            if snapshot:
-                zygote = self.snapshots.get(snapshot)
-                if zygote is None or zygote.ended:
-                    raise ProcessLookupError("the process of the snapshot has ended")
+            if isinstance(zygote, SnapshotProcess) and zygote.ended:
+                raise ProcessLookupError("the process of the snapshot has ended")
             started = self.services.supervisor.start(self.number, processes, self.interpreter, self.environ, zygote)
         except OSError as error:
             for process in processes:
@@ -302,8 +307,6 @@ class SessionRuntime(SessionResources):
             self.report(SessionMachine.on_not_started, processes, error.strerror or repr(error))
         else:
             self.workers.update(zip(processes, started, strict=True))
-            if snapshot and self.replays is not None:
-                self.replays.process_restored(processes[0], snapshot)
             self._label()
 
     def fork_zygote(self, process: int, files: tuple[str, ...]) -> None:
@@ -328,7 +331,7 @@ class SessionRuntime(SessionResources):
             return
         self.snapshots[wanted.serial] = snapshot
         if self.replays is not None:
-            self.replays.snapshot_taken(wanted.serial, process)
+            self.replays.process_forked(-wanted.serial, by=process)
         if process in self.workers:
             self.workers[process].send(wanted, snapshot.far_ends[0])
         snapshot.close_far_ends()
@@ -347,7 +350,7 @@ class SessionRuntime(SessionResources):
         if (snapshot := self.snapshots.pop(serial, None)) is not None:
             snapshot.kill()
             if self.replays is not None:
-                del self.replays.of_snapshots[serial]
+                self.replays.process_ended(-serial)
 
     def assign(self, slot: int, process: int) -> None:
         self._label()

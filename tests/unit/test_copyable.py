@@ -228,19 +228,18 @@ def test_device_is_refused(refused: Callable[[], list[str]], opened: ExitStack) 
 
 
 @pytest.mark.parametrize(
-    "family, address", [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_UNIX, "path"), (socket.AF_UNIX, "@path")]
+    "family, address",
+    [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_UNIX, "path"), (socket.AF_UNIX, "\0envhub-test-copyable")],
 )
 def test_stream_is_refused_by_what_it_is_connected_with(
-    family: int, address: Any, tmp_path: Path, refused: Callable[[], list[str]], opened: ExitStack
+    family: socket.AddressFamily, address: Any, tmp_path: Path, refused: Callable[[], list[str]], opened: ExitStack
 ) -> None:
-    if isinstance(address, str):
-        address = address.replace("@", "\0").replace("path", str(tmp_path / "socket"))
+    address = str(tmp_path / "socket") if address == "path" else address
     listening, connecting = (opened.enter_context(socket.socket(family)) for _ in range(2))
     listening.bind(address)
     listening.listen()
     connecting.connect(listening.getsockname())
-    peer = connecting.getpeername()
-    text = f"TCP, 127.0.0.1:{peer[1]}" if family == socket.AF_INET else f"Unix, {os.fsdecode(peer)}".replace("\0", "@")
+    text = f"{family.name}, SOCK_STREAM, {connecting.getpeername()}"
     # The one that listens has the same address as its own.
     assert refused() == [f"the socket {each.fileno()} ({text})" for each in (listening, connecting)]
 
@@ -248,14 +247,13 @@ def test_stream_is_refused_by_what_it_is_connected_with(
 def test_other_socket_is_refused_by_its_kind_and_its_own_address(
     refused: Callable[[], list[str]], opened: ExitStack
 ) -> None:
-    udp, tcp = (opened.enter_context(socket.socket(type=kind)) for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM))
+    udp = opened.enter_context(socket.socket(type=socket.SOCK_DGRAM))
     udp.bind(("127.0.0.1", 0))
     netlink = opened.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
     opened.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15))  # news of devices, which are harmless
     assert refused() == [
-        f"the socket {udp.fileno()} (UDP, 127.0.0.1:{udp.getsockname()[1]})",
-        f"the socket {tcp.fileno()} (TCP)",
-        f"the socket {netlink.fileno()} (AF_NETLINK)",
+        f"the socket {udp.fileno()} (AF_INET, SOCK_DGRAM, {udp.getsockname()})",
+        f"the socket {netlink.fileno()} (AF_NETLINK, SOCK_RAW, (0, 0))",
     ]
 
 
@@ -265,7 +263,7 @@ def test_pair_of_sockets_is_refused_and_left_as_it_is(refused: Callable[[], list
         opened.enter_context(end)
     opened.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
     socket.setdefaulttimeout(5.0)  # it would make what is made of a descriptor non-blocking
-    assert refused() == [f"the socket {end.fileno()} (Unix)" for end in pair]
+    assert refused() == [f"the socket {end.fileno()} (AF_UNIX, SOCK_STREAM)" for end in pair]
     assert [os.get_blocking(end.fileno()) for end in pair] == [True, True]
     pair[0].sendall(b"x")
     assert pair[1].recv(1) == b"x"

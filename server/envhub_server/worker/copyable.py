@@ -20,7 +20,7 @@ import signal
 import socket
 import stat
 import threading
-from typing import Any, Collection, Iterator, NamedTuple
+from typing import Collection, Iterator, NamedTuple
 
 from envhub_server.ipc import process_marks
 
@@ -196,7 +196,7 @@ def _is_duplicate(number: int, other: int) -> bool:
 
 
 def _describe_socket(number: int) -> str:
-    """The kind of a socket, with the address it is connected with or else its own; empty for a harmless one."""
+    """The family and type of a socket, with its peer's address or else its own; empty for a harmless one."""
     blocks = os.get_blocking(number)
     try:
         opened = socket.socket(fileno=number)
@@ -204,20 +204,12 @@ def _describe_socket(number: int) -> str:
         return "of an unknown kind"
     try:
         os.set_blocking(number, blocks)  # ``socket.setdefaulttimeout`` is for new sockets
-        address: Any = opened.getsockname()
+        address = opened.getsockname()
         with contextlib.suppress(OSError):  # it is not connected
             address = opened.getpeername() or address
-        if opened.family == socket.AF_UNIX:
-            # An abstract name begins with a null, and Python gives it as bytes.
-            name = address if isinstance(address, str) else address.decode(errors="backslashreplace")
-            return f"Unix, {name}".replace("\0", "@") if name else "Unix"
         if opened.family == socket.AF_NETLINK and opened.proto == NETLINK_KOBJECT_UEVENT:
             return ""  # pygame has one, for joysticks
-        if opened.family not in (socket.AF_INET, socket.AF_INET6):
-            return str(getattr(opened.family, "name", opened.family))
-        kind = {socket.SOCK_STREAM: "TCP", socket.SOCK_DGRAM: "UDP"}.get(opened.type, "raw")
-        host, port = address[:2]
-        return f"{kind}, {f'[{host}]' if ':' in host else host}:{port}" if port else kind
+        return ", ".join(str(getattr(each, "name", each)) for each in (opened.family, opened.type, address) if each)
     finally:
         opened.detach()
 

@@ -52,7 +52,7 @@ def what_cannot_be_copied(own: Collection[int], own_maps: Collection[str] = ()) 
     shared = _shared_memory(_read("/proc/self/maps"))
     phrases = [f"the child process {pid} ({_process_name(pid)})" for pid in process_marks.children(os.getpid())]
     phrases += [phrase for name, phrase in shared.items() if not name.startswith(ours)]
-    files = (file for file in _open_files(own) if not file.path.startswith(ours))
+    files = (file for file in open_files(own) if not file.path.startswith(ours))
     phrases += filter(None, (_why_not(file, shared) for file in files))
     phrases += [f"the timer {name}" for name, timer in _TIMERS.items() if any(signal.getitimer(timer))]
     phrases += ["a timer of POSIX"] * bool(_read("/proc/self/timers"))
@@ -91,7 +91,7 @@ def reopen_files(own: Collection[int]) -> None:
     meanwhile moves the offset, so it waits until this has returned.
     """
     files: dict[tuple[int, int], list[list[OpenFile]]] = {}
-    for file in _open_files(own):
+    for file in open_files(own):
         if file.is_only_read:
             same = files.setdefault((file.status.st_dev, file.status.st_ino), [])
             duplicates = next((each for each in same if _is_duplicate(each[0].number, file.number)), None)
@@ -135,7 +135,8 @@ class OpenFile(NamedTuple):
         return opened
 
 
-def _open_files(own: Collection[int]) -> Iterator[OpenFile]:
+def open_files(own: Collection[int]) -> Iterator[OpenFile]:
+    """The open descriptors of this process, without its ``own``, 1 and 2."""
     for number in sorted({*map(int, os.listdir("/proc/self/fd"))} - {1, 2, *own}):
         with contextlib.suppress(FileNotFoundError):  # the descriptor by which they were listed
             link = b"/proc/self/fd/%d" % number

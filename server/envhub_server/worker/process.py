@@ -25,7 +25,14 @@ from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
-from envhub_server.worker.copyable import OWN_MEMORY, pause_openmp, reopen_files, threads_left, what_cannot_be_copied
+from envhub_server.worker.copyable import (
+    OWN_MEMORY,
+    open_files,
+    pause_openmp,
+    reopen_files,
+    threads_left,
+    what_cannot_be_copied,
+)
 from envhub_server.worker.name_lister import NameLister
 from envhub_server.worker.snapshot_row import SnapshotRow
 from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
@@ -182,10 +189,9 @@ class Worker:
         gc.freeze()  # a collection would write to pages that this process and its copies share
 
     def _own_descriptors(self) -> set[int]:
-        """All descriptors of this process that are not the env's."""
-        in_memory = {each for each, name in open_files().items() if name.startswith(OWN_MEMORY)}
+        """All descriptors of this process that are not the env's, without those of ``OWN_MEMORY``."""
         bells, host = self._bells.descriptors, self._host.descriptors
-        return {self._channel.fileno(), self._poller.fileno(), *bells, *host, *in_memory}
+        return {self._channel.fileno(), self._poller.fileno(), *bells, *host}
 
     def leave_to_the_other(self) -> None:
         """Close what a copy of this process must not have: the hub would not see the end of the other one."""
@@ -195,9 +201,9 @@ class Worker:
         self._poller.close()
         self._bells.renew(self._poller)
         self._stale += [self._stepper._arena, self._envs.trace]
-        for each, name in open_files().items():
-            if name.startswith(ARENA_MEMORY):  # mmap has copies of its own
-                os.close(each)
+        for file in open_files(()):
+            if file.path.startswith(ARENA_MEMORY):  # mmap has copies of its own
+                os.close(file.number)
 
     def renew(self) -> None:
         """Be a worker of its own, which a snapshot has forked."""
@@ -292,15 +298,6 @@ def main(channel: Channel, host: Host) -> None:
 
 def _with_remedy(problems: list[str]) -> list[str]:
     return [*problems, "snapshots='unsafe' copies it all the same"] if problems else []
-
-
-def open_files() -> dict[int, str]:
-    """The open descriptors of this process, and what they are."""
-    files = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one by which they were listed
-            files[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return files
 
 
 class _ForkedAway:

@@ -25,7 +25,7 @@ from typing import Collection, Iterator, NamedTuple
 from envhub_server.ipc import process_marks
 
 PHRASES_MAX = 8
-OWN_MEMORY = ("/memfd:envhub-",)  # of a worker itself
+OWN_MEMORY = "/memfd:envhub-"  # of a worker itself; how ``/proc`` names it, in mappings and descriptors
 HARMLESS_DEVICES = {f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")}
 HARMLESS_THREADS = {"SDLTimer"}  # pygame leaves it, and it has nothing to do
 
@@ -38,21 +38,15 @@ _OPENMP = re.compile(r"(gomp|iomp5|libomp)[^/]*$")
 _TIMERS = {name: getattr(signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")}
 
 
-def what_cannot_be_copied(own: Collection[int], own_maps: Collection[str] = ()) -> list[str]:
+def what_cannot_be_copied(own: Collection[int]) -> list[str]:
     """List what a fork of this process would share with it or lack, each in words such as "the pipe 9"; at most 9.
 
-    Threads are not among them: see ``threads_left``.
-
-    Args:
-        own: descriptors of the worker itself, which are left out, as are 1 and 2.
-        own_maps: beginnings of the names of shared memory that is left out, as ``/proc/self/maps`` has them; so are its
-            descriptors, as those that each ``mmap`` of Python has.
+    Threads are not among them: see ``threads_left``. Left out are ``own`` descriptors, 1, 2, and ``OWN_MEMORY``.
     """
-    ours = tuple(own_maps)
     shared = _shared_memory(_read("/proc/self/maps"))
     phrases = [f"the child process {pid} ({_process_name(pid)})" for pid in process_marks.children(os.getpid())]
-    phrases += [phrase for name, phrase in shared.items() if not name.startswith(ours)]
-    files = (file for file in open_files(own) if not file.path.startswith(ours))
+    phrases += [phrase for name, phrase in shared.items() if not name.startswith(OWN_MEMORY)]
+    files = (file for file in open_files(own) if not file.path.startswith(OWN_MEMORY))
     phrases += filter(None, (_why_not(file, shared) for file in files))
     phrases += [f"the timer {name}" for name, timer in _TIMERS.items() if any(signal.getitimer(timer))]
     phrases += ["a timer of POSIX"] * bool(_read("/proc/self/timers"))

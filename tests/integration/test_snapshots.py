@@ -104,6 +104,9 @@ def test_snapshot_whose_process_is_killed_is_lost_and_nothing_else(hub: ServedHu
             envhub.errors.SnapshotLost, match="env 1 has lost its snapshot, whose process was ended by SIG"
         ):
             envs.restore(snapshot)
+        assert [each.problems for each in envs.snapshots()] == [
+            ("has lost its snapshot, whose process was ended by SIGKILL",)
+        ]
         assert (envs.observe().observations == seen).all()
         envs.step(np.zeros(2, int))
 

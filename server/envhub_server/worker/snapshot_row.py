@@ -11,13 +11,14 @@ import hashlib
 import random
 import sys
 from dataclasses import replace
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from envhub.arena.memory import ENDED, FRESH, REPORT_PENDING
 from envhub.protocol.messages import Failure
-from envhub.values import codec
+from envhub.values import codec, spaces
+from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.context import PendingFailure
 from envhub_server.worker.gym_compat import innermost
@@ -29,14 +30,12 @@ REQUESTS_BYTES_MAX = 1 << 24  # of all of them
 
 
 class KeptResult(NamedTuple):
-    """The part of a row that is in the arena, which is not mapped in a copy of its process."""
+    """What a row has shown last; the arena, which has it, is not mapped in a copy of its process."""
 
     snapshot: str  # the name of the snapshot
     needs_reset: int
-    observation: Any  # an array for each leaf of fixed size; after a replay the env's own observation
-    objects: bytes  # the other leaves
+    observation: Any  # as the env gave it, and the info
     info: Any
-    is_replayed: bool = False
 
 
 class RequestLog:
@@ -151,11 +150,18 @@ class SnapshotRow(Row):
         """Keep the row's last result for a copy of this process; returns why it has none, else nothing."""
         if why := self._why_not_kept():
             return why
-        needs_reset, slot = self._needs_reset[self.index], self._done[self.index] & 1
-        observation = [leaf[slot, self.index].copy() for leaf in self._arena.observations]
-        self._taken = KeptResult(wanted.name, needs_reset, observation, self._last_objects, self._info_given)
+        observation = spaces.assemble(self._observation_space, self._shown())
+        self._taken = KeptResult(wanted.name, self._needs_reset[self.index], observation, self._info_given)
         self._runner.begin(wanted.serial)
         return ""
+
+    def _shown(self) -> Iterator[Any]:
+        """The leaves of the last observation; those that the env returned may have changed since."""
+        slot = self._done[self.index] & 1
+        arrays = iter([leaf[slot, self.index].copy() for leaf in self._arena.observations])
+        objects = iter(codec.decode(self._last_objects, self._exact is codec.as_pickle) if self._last_objects else [])
+        for leaf in spaces.leaves(self._observation_space):
+            yield next(objects if leaf == OBJECT else arrays)
 
     def _why_not_kept(self) -> str:
         return "its env, which is to be reset first" * (self.awaits_first_reset or not self.episode)
@@ -186,8 +192,7 @@ class SnapshotRow(Row):
         requests, needs_reset, self.steps, self.episode, digest = codec.decode(blob)
         if why := self._runner.replay(requests, digest):
             return str(why)
-        observation, info = self._runner.result[0], self._runner.result[-1]
-        self._restored = KeptResult(name, needs_reset, observation, b"", info, is_replayed=True)
+        self._restored = KeptResult(name, needs_reset, self._runner.result[0], self._runner.result[-1])
         return ""
 
     def take_over(
@@ -228,18 +233,10 @@ class SnapshotRow(Row):
     def _show(self, kept: KeptResult) -> None:
         if self.trace is not None:
             self.trace.restored(self, kept.snapshot)
-        index, arena, slot = self.index, self._arena, self._request[self.index] & 1
         # Those of SAME_STEP are of the episode before.
         info = {name: each for name, each in _as_dict(kept.info).items() if name not in ("final_obs", "final_info")}
-        if kept.is_replayed:
-            super()._store(kept.observation, 0.0, False, False, info)
-        else:
-            for leaf, array in zip(arena.observations, kept.observation):
-                leaf[slot, index] = array
-            arena.rewards[index] = arena.terminations[index] = arena.truncations[index] = 0
-            self._last_objects = kept.objects
-            self._info.store(info, kept.objects)
-        self._needs_reset[index], self._info_given, self._restored = kept.needs_reset, kept.info, None
+        super()._store(kept.observation, 0.0, False, False, info)
+        self._needs_reset[self.index], self._info_given, self._restored = kept.needs_reset, kept.info, None
 
 
 def reseed_all(env: Any, seed: int) -> None:

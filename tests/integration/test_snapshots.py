@@ -16,7 +16,7 @@ import psutil
 import pytest
 from combinations import each_value
 from envhub_server.session.snapshots import DEPTH_MAX
-from hubs import ServedHub, below, serve, wait_until
+from hubs import ServedHub, below, serve, wait_until, worker_pids
 from snapshot_sims import History, wander
 
 import envhub
@@ -376,20 +376,36 @@ class Heavy(History):
         return super().step(float(action.sum()))
 
 
-def test_requests_that_no_socket_takes_at_once_are_made_again() -> None:
+def restored_from_a_chain(envs: Any) -> list[envhub.Snapshot]:
+    """Snapshots that descend from one another; a further one is the last of them, and the actions since."""
+    chain = [envs.snapshot()]
+    for _ in range(DEPTH_MAX - 1):
+        envs.restore(chain[-1])
+        chain.append(envs.snapshot())
+    envs.restore(chain[-1])
+    return chain
+
+
+def test_requests_that_no_socket_takes_at_once_are_made_again_and_kept_no_longer_than_needed() -> None:
+    before = worker_pids()
     with closing(envhub.make_vec(Heavy, 1, snapshots=True)) as envs:
         envs.reset(seed=1)
-        kept = [envs.snapshot()]
-        for _ in range(DEPTH_MAX - 1):
-            envs.restore(kept[-1])
-            kept.append(envs.snapshot())
-        envs.restore(kept[-1])
+        chain = restored_from_a_chain(envs)
         for number in range(40):
             seen = envs.step(np.full((1, 1 << 13), number / 100))[0]
         last = envs.snapshot()
         assert last.nbytes > 1 << 20
         envs.step(np.zeros((1, 1 << 13)))
         assert (envs.restore(last)[0] == seen).all()
+        del chain, last
+        assert envs.snapshots() == []
+        envs.step(np.zeros((1, 1 << 13)))
+        assert wait_until(lambda: len(worker_pids() - before) == 1)
+        worker = psutil.Process(*(worker_pids() - before))
+        nbytes = worker.memory_info().rss
+        for _ in range(200):
+            envs.step(np.zeros((1, 1 << 13)))
+        assert worker.memory_info().rss < nbytes + (1 << 22)  # of 13 MB of actions
 
 
 class Unrepeatable(History):
@@ -406,14 +422,12 @@ class Unrepeatable(History):
 def test_env_that_does_not_repeat_has_lost_its_snapshot_and_goes_on() -> None:
     with closing(envhub.make_vec(Unrepeatable, 1, snapshots=True)) as envs:
         envs.reset(seed=1)
-        kept = [envs.snapshot()]
-        for _ in range(DEPTH_MAX):
-            envs.restore(kept[-1])
-            envs.step(np.zeros(1, int))
-            kept.append(envs.snapshot())
+        chain = restored_from_a_chain(envs)
+        envs.step(np.zeros(1, int))
+        chain.append(envs.snapshot())
         shown = envs.step(np.zeros(1, int))[0]
         with pytest.raises(envhub.errors.SnapshotLost, match="env 0 does not repeat: after the same 1 requests"):
-            envs.restore(kept[-1])
+            envs.restore(chain[-1])
         assert (envs.observe().observations == shown).all()
         envs.step(np.zeros(1, int))
 
@@ -421,15 +435,12 @@ def test_env_that_does_not_repeat_has_lost_its_snapshot_and_goes_on() -> None:
 def test_snapshots_beyond_the_depth_of_an_env_that_was_called_are_refused(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
         envs.reset(seed=1)
-        kept = [envs.snapshot()]
-        for _ in range(DEPTH_MAX - 1):
-            envs.restore(kept[-1])
-            kept.append(envs.snapshot())
-        envs.restore(kept[-1])
+        chain = restored_from_a_chain(envs)
         envs.set_attr("mark", 1)
         with pytest.raises(envhub.errors.SnapshotLimit, match="no snapshot of it from which the same actions lead"):
             envs.snapshot()
         envs.step(np.zeros(1, int))
+        del chain
 
 
 @pytest.mark.parametrize(("where", "mode"), [("private", "NextStep"), ("wire", "SameStep")])

@@ -316,7 +316,7 @@ BUDGETS = {
     "server/envhub_server": (1965, 10),
     "server/envhub_server/catalog": (744, 4),
     "server/envhub_server/hub": (3662, 14),  # slow requests; table of sessions; actions on workers; snapshots
-    "server/envhub_server/ipc": (1213, 7),  # slow requests; frames; trials of envs; snapshots
+    "server/envhub_server/ipc": (1214, 7),  # slow requests; frames; trials of envs; snapshots, and what they forget
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
     "server/envhub_server/network": (2377, 11),  # who acts; restarts by order
     "server/envhub_server/processes": (1617, 6),  # reads stacks of workers that run; snapshots

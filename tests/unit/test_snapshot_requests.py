@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from envhub_server.ipc.control import (
+    ForgetRequests,
     HandedOver,
     Leave,
     Mapped,
@@ -439,6 +440,7 @@ def test_what_is_prepared_changes_hands_with_commit() -> None:
     assert asks(session, "commit", drop=["a"]) == [
         DropSnapshot(1),
         DropSnapshot(2),
+        *(Tell(row, ForgetRequests()) for row in (0, 1)),
         *(Tell(row, Leave(restored=True)) for row in (0, 1)),
     ]
     session.worker_sent(0, HandedOver())

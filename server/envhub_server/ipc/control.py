@@ -361,11 +361,12 @@ class SnapshotTaken(Frozen):
     requests: bytes = b""
 
 
-class RepeatRequests(Frozen):
-    """Hub to a restored worker, before it maps the arena: make the requests of a ``SnapshotTaken`` again.
+class ForgetRequests(Frozen):
+    """Hub to worker: keep no requests any more, as the session has no process of a snapshot that they follow."""
 
-    They are in the memory whose descriptor comes with this.
-    """
+
+class RepeatRequests(Frozen):
+    """Hub to a restored worker, before it maps the arena: make the requests again that are in the memory with this."""
 
     name: str
 

@@ -99,6 +99,7 @@ class Snapshots:
         self._taken: dict[str, dict[int, EnvCopy]] = {}  # by name and row, the oldest first
         self._processes: dict[int, EnvCopy] = {}  # those that are processes, by serial number
         self._of_rows: dict[int, EnvCopy] = {}  # the snapshot that a row's worker is a copy of
+        self._following: set[int] = set()  # rows whose workers may keep what their envs are asked, for later snapshots
         self._taking = ""  # the name of the snapshot that is being taken
         self.restoring: Restore | None = None
         self._by_s = math.inf  # until when it has to be taken, or the rows restored
@@ -158,6 +159,11 @@ class Snapshots:
             copy.problem = copy.problem or why
             self._processes.pop(copy.serial, None)
             self._effects.drop_snapshot(copy.serial)
+        if not self._processes:
+            for slot in map(self._slots.of_row, self._following):
+                if slot.serving is not None:
+                    self._effects.tell(slot.serving.number, control.ForgetRequests())
+            self._following.clear()
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -172,6 +178,7 @@ class Snapshots:
         self._taking, self._by_s, unsafe = name, now_s + self._make.faults.call_s, self._make.snapshots == "unsafe"
         self._taken[name] = copies = dict[int, EnvCopy]()
         kept, processes_max = [*self._processes], self._launcher.rules.snapshots_max
+        self._following.update(rows)
         for row in rows:
             self._count += 1
             copies[row] = copy = EnvCopy(name, row, self._count, self._of_rows.get(row), True, now_s)
@@ -287,6 +294,7 @@ class Snapshots:
 
     def _start(self, slot: Slot, copy: EnvCopy, now_s: float, spare: bool) -> Process:
         serial = (copy.base or copy).serial
+        self._following.add(slot.rows[0])
         return self._launcher.start_restored(slot, serial, copy.name, copy.requests, now_s, spare)
 
     def restart(self, slot: Slot, now_s: float) -> bool:

@@ -77,6 +77,7 @@ class Worker:
             control.Build: self._build,
             control.BuildRest: self._builder.build_rest,
             control.Draw: self._calls.draw,
+            control.ForgetRequests: self._forget_requests,
             control.Leave: self._handover.leave,
             control.ListNames: self._names.list,
             control.MapArena: self._map_arena,
@@ -170,6 +171,10 @@ class Worker:
         except Exception as error:
             problem = f"cannot be asked the same again: {self._reports.one_line(error)}"
         self.channel.send(control.RequestsRepeated(problem))
+
+    def _forget_requests(self, _: control.ForgetRequests) -> None:
+        if (row := self._row) is not None:
+            row.forget_requests()
 
     @property
     def _row(self) -> SnapshotRow | None:

@@ -140,8 +140,8 @@ class SnapshotRow(Row):
         else:
             self.steps, self.episode = 0, self.episode + 1
 
-    def changed(self) -> None:
-        """Note that the env was called, which no replay does again."""
+    def forget_requests(self) -> None:
+        """Keep nothing for later snapshots: none follows, or the env was called, which no replay does again."""
         self._runner.forget()
 
     # --- taking -------------------------------------------------------------------------------------------------------

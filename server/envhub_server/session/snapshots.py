@@ -297,13 +297,11 @@ class Snapshots:
         self._following.add(slot.rows[0])
         return self._launcher.start_restored(slot, serial, copy.name, copy.requests, now_s, spare)
 
-    def restart(self, slot: Slot, now_s: float) -> bool:
-        """Start the next process of a slot from the newest snapshot of its row; False if there is none."""
-        if (copy := self._newest(slot.rows[0])) is None:
-            return False
-        self._of_rows[copy.row] = copy.base or copy
-        self._start(slot, copy, now_s, spare=False)
-        return True
+    def restart(self, slot: Slot, now_s: float) -> None:
+        """Start the next process of a slot from the newest snapshot of its row, if there is one."""
+        if (copy := self._newest(slot.rows[0])) is not None:
+            self._of_rows[copy.row] = copy.base or copy
+            self._start(slot, copy, now_s, spare=False)
 
     def _newest(self, row: int) -> EnvCopy | None:
         of_row = (copies[row] for copies in reversed(self._taken.values()) if row in copies)

@@ -22,7 +22,7 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.context import PendingFailure
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.row import DISABLED, EnvRunner, Row, _as_dict
+from envhub_server.worker.row import DISABLED, EnvRunner, Row
 
 _INVALID = codec.encode({"invalid_transition": True})
 REQUESTS_MAX = 20_000  # that are kept of one env
@@ -34,8 +34,7 @@ class KeptResult(NamedTuple):
 
     snapshot: str  # the name of the snapshot
     needs_reset: int
-    observation: Any  # as the env gave it, and the info
-    info: Any
+    observation: Any  # as the env gave it
 
 
 class RequestLog:
@@ -44,7 +43,7 @@ class RequestLog:
     def __init__(self, runner: EnvRunner) -> None:
         self.runner, self.env = runner, runner.env
         self.forget()
-        self.result: Any = None  # of the last request; the info is its last item
+        self.result: Any = None  # of the last request, which the row has shown; the info is its last item
 
     def forget(self) -> None:
         """Keep nothing: the env was changed by something else, or was asked too much."""
@@ -54,19 +53,19 @@ class RequestLog:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         self._keep("reset", seed, options)
-        self.result = result = self.runner.reset(seed, options)
-        return result
+        self.result = self.runner.reset(seed, options)
+        return self.result
 
     def autoreset(self) -> Any:
         self._keep("autoreset")
-        self.result = result = self.runner.autoreset()
-        return result
+        self.result = self.runner.autoreset()
+        return self.result
 
     def step(self, action: Any) -> Any:
         if self._bases:  # else no call is made for what is not kept
             self._keep("step", action)
-        self.result = result = self.runner.step(action)
-        return result
+        self.result = self.runner.step(action)
+        return self.result
 
     def reseed(self, seed: int) -> None:
         self._keep("reseed", seed)
@@ -115,10 +114,9 @@ class RequestLog:
 
 
 class SnapshotRow(Row):
-    """A row that counts its episodes and steps, and remembers its last info."""
+    """A row that counts its episodes and steps."""
 
     steps = episode = 0
-    _info_given: Any = None
     _taken: KeptResult | None = None  # by the snapshot that is taken
     _restored: KeptResult | None = None  # in a restored process, until it has shown this
 
@@ -134,7 +132,7 @@ class SnapshotRow(Row):
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
     ) -> None:
         super()._store(observation, reward, terminated, truncated, info, method)
-        self._info_given, self._restored = info, None
+        self._restored = None
         if method == "step":
             self.steps += 1
         else:
@@ -151,7 +149,7 @@ class SnapshotRow(Row):
         if why := self._why_not_kept():
             return why
         observation = spaces.assemble(self._observation_space, self._shown())
-        self._taken = KeptResult(wanted.name, self._needs_reset[self.index], observation, self._info_given)
+        self._taken = KeptResult(wanted.name, self._needs_reset[self.index], observation)
         self._runner.begin(wanted.serial)
         return ""
 
@@ -192,7 +190,7 @@ class SnapshotRow(Row):
         requests, needs_reset, self.steps, self.episode, digest = codec.decode(blob)
         if why := self._runner.replay(requests, digest):
             return str(why)
-        self._restored = KeptResult(name, needs_reset, self._runner.result[0], self._runner.result[-1])
+        self._restored = KeptResult(name, needs_reset, self._runner.result[0])
         return ""
 
     def take_over(
@@ -233,10 +231,8 @@ class SnapshotRow(Row):
     def _show(self, kept: KeptResult) -> None:
         if self.trace is not None:
             self.trace.restored(self, kept.snapshot)
-        # Those of SAME_STEP are of the episode before.
-        info = {name: each for name, each in _as_dict(kept.info).items() if name not in ("final_obs", "final_info")}
-        super()._store(kept.observation, 0.0, False, False, info)
-        self._needs_reset[self.index], self._info_given, self._restored = kept.needs_reset, kept.info, None
+        super()._store(kept.observation, 0.0, False, False, self._runner.result[-1])
+        self._needs_reset[self.index], self._restored = kept.needs_reset, None
 
 
 def reseed_all(env: Any, seed: int) -> None:

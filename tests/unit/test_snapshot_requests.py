@@ -27,6 +27,7 @@ from recorder import (
     RepeatRequests,
     StartProcesses,
     StartRestored,
+    TakeRows,
     Tell,
     events,
 )
@@ -35,7 +36,7 @@ from recorder import (
 )
 from sessions import Session, every, only, ready
 
-from envhub.protocol.messages import Close, Done, Failure, Faults, SnapshotRequest, Step, Table
+from envhub.protocol.messages import Close, Done, Failure, Faults, Hosting, Recycle, SnapshotRequest, Step, Table
 
 CALL_S = 60.0
 STEP = Step(b"\x04")
@@ -102,9 +103,9 @@ def test_snapshot_is_taken_once_all_processes_have_said_so_and_run() -> None:
 
 def test_hub_chooses_a_name_that_is_free() -> None:
     session = made(1)
-    taken(session, "snapshot-1", (0,))
+    taken(session, "snapshot-2", (0,))
     taken(session, "", (0,))
-    assert [row["name"] for row in table(asks(session, "list"))] == ["snapshot-1", "snapshot-2"]
+    assert [row["name"] for row in table(asks(session, "list"))] == ["snapshot-2", "snapshot-3"]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,21 @@ def test_snapshot_whose_process_or_worker_ends_meanwhile_is_lost() -> None:
     asks(session, "take", rows=[1])
     assert every(Fail, session.exited(0)) == []
     assert failure(session.exited(1)) == ("snapshot_lost", "env 1 was lost while its snapshot was taken")
+
+
+def test_worker_that_is_recycled_while_its_snapshot_is_taken_has_taken_none() -> None:
+    session = made(2, hosting=Hosting(recycle=Recycle(episodes=10)))
+    asks(session, "take", rows=[1])
+    session.ended(-1)
+    assert failure(session.worker_sent(1, HandedOver()))[0] == "snapshot_lost"
+
+
+def test_close_is_answered_once_though_a_snapshot_was_being_taken() -> None:
+    session = made(2)
+    asks(session, "take")
+    assert not every(Fail, session.request(Close(terminate=True)))
+    ends = [session.exited(row) for row in (0, 1)]
+    assert not any(every(Fail, each) for each in ends) and only(Answer, ends[-1]).message == Done()
 
 
 def test_take_that_is_late_is_given_up() -> None:
@@ -421,6 +437,20 @@ def test_end_of_a_successor_ends_no_other_restore() -> None:
     mapped(session, second)
     assert session.ended(first) == []
     assert table(session.worker_sent(1, HandedOver())) == []
+    (lost,) = every(TakeRows, session.worker_sent(0, HandedOver()))
+    assert (lost.slot, lost.left) == (0, False)  # the hub says what its next step is
+
+
+def test_restored_process_that_ends_soon_again_and_again_is_started_again() -> None:
+    session = made(1)
+    taken(session, rows=(0,))
+    for _ in range(4):  # more than processes that never serve may
+        (number,) = restoring(session)
+        mapped(session, number)
+        if session.slots[0].successor is not None:
+            session.worker_sent(0, HandedOver())
+        session.exited(0)
+        assert session.phase is Phase.READY
 
 
 # --- a restore by halves ----------------------------------------------------------------------------------------------

@@ -481,7 +481,6 @@ def test_what_is_prepared_changes_hands_with_commit() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        SnapshotRequest("cancel"),
         SnapshotRequest(),
         SnapshotRequest("take", "b"),
         SnapshotRequest("prepare", "a"),
@@ -495,7 +494,7 @@ def test_any_other_request_ends_what_is_prepared(request_: Any) -> None:
     assert all(session.ended(number) == [] for number in processes)
     if isinstance(request_, Step):
         assert session.rows_done() == [Answer(Done(), arrays=True)]
-    if request_ in (SnapshotRequest("cancel"), SnapshotRequest(), STEP):
+    if request_ in (SnapshotRequest(), STEP):
         text = "no restore from snapshot 'a' is prepared: its processes have ended"
         assert failure(asks(session, "commit")) == ("snapshot_lost", text)
 

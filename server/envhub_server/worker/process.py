@@ -145,13 +145,9 @@ class Worker:
             self.channel.send(row.derived(wanted))
             return
         (end,) = self.channel.take_descriptors(1)
-        if row is None:
-            problems = ["the envs of its process, which are one vector env"]
-        elif why := row.keep(wanted):
-            problems = [why]
-        else:
-            own = self._own_descriptors() | {end}
-            problems = [] if wanted.unsafe else _with_remedy(what_cannot_be_copied(own))
+        problems = ["the envs of its process, which are one vector env"] if row is None else row.keep(wanted)
+        if not problems and not wanted.unsafe:
+            problems = _with_remedy(what_cannot_be_copied(self._own_descriptors() | {end}))
         if problems:
             os.close(end)
         else:

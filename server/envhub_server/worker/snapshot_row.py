@@ -144,14 +144,14 @@ class SnapshotRow(Row):
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    def keep(self, wanted: control.TakeSnapshot) -> str:
-        """Keep the row's last result for a copy of this process; returns why it has none, else nothing."""
+    def keep(self, wanted: control.TakeSnapshot) -> list[str]:
+        """Keep the row's last result for a copy of this process; returns why it has none."""
         if why := self._why_not_kept():
             return why
         observation = spaces.assemble(self._observation_space, self._shown())
         self._taken = KeptResult(wanted.name, self._needs_reset[self.index], observation)
         self._runner.begin(wanted.serial)
-        return ""
+        return []
 
     def _shown(self) -> Iterator[Any]:
         """The leaves of the last observation; those that the env returned may have changed since."""
@@ -161,8 +161,8 @@ class SnapshotRow(Row):
         for leaf in spaces.leaves(self._observation_space):
             yield next(objects if leaf == OBJECT else arrays)
 
-    def _why_not_kept(self) -> str:
-        return "its env, which is to be reset first" * (self.awaits_first_reset or not self.episode)
+    def _why_not_kept(self) -> list[str]:
+        return ["its env, which is to be reset first"] * (self.awaits_first_reset or not self.episode)
 
     def described(self, serial: int, problems: list[str]) -> control.SnapshotTaken:
         ended = self._needs_reset[self.index] == ENDED
@@ -170,10 +170,8 @@ class SnapshotRow(Row):
 
     def derived(self, wanted: control.TakeSnapshot) -> control.SnapshotTaken:
         """The snapshot as an earlier one of those that are kept, and the requests since then, if there is one."""
-        if why := self._why_not_kept():
-            return self.described(wanted.serial, [why])
-        taken = self.described(wanted.serial, [])
-        if (since := self._runner.since_last(wanted.kept)) is None:
+        taken = self.described(wanted.serial, self._why_not_kept())
+        if taken.problems or (since := self._runner.since_last(wanted.kept)) is None:
             return taken
         base, requests = since
         facts = self._needs_reset[self.index], self.steps, self.episode, self._runner.digest()

@@ -14,7 +14,7 @@ from envhub_server.ipc.control import (
     HandedOver,
     Leave,
     Mapped,
-    RequestsRepeated,
+    NotRepeated,
     SnapshotTaken,
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
@@ -82,8 +82,8 @@ class World:
                 case StartRestored(process, serial) if serial not in self.snapshots:
                     self.end(process)
                 case RepeatRequests(process):
-                    problem = "does not repeat" * (self.chance.random() < 0.2)
-                    self.inboxes[process].append(WorkerMessage(process, RequestsRepeated(problem)))
+                    if self.chance.random() < 0.2:
+                        self.inboxes[process].append(WorkerMessage(process, NotRepeated("does not repeat")))
                 case GiveArena(process):
                     self.inboxes[process].append(WorkerMessage(process, Mapped()))
                 case Tell(process, Leave()):

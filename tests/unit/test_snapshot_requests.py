@@ -10,7 +10,7 @@ from envhub_server.ipc.control import (
     HandedOver,
     Leave,
     Mapped,
-    RequestsRepeated,
+    NotRepeated,
     SnapshotTaken,
     TakeSnapshot,
 )
@@ -242,7 +242,6 @@ def test_snapshot_beyond_the_limit_is_an_earlier_one_and_requests() -> None:
     calls = asks(session, "restore", "later")
     process = only(StartRestored, calls).process
     assert StartRestored(process, snapshot=1) in calls and RepeatRequests(process, "later", b"requests") in calls
-    assert session.handle(WorkerMessage(process, RequestsRepeated())) == []
     mapped(session, process)
     assert table(session.worker_sent(0, HandedOver())) == []
     assert every(DropSnapshot, asks(session, "list", drop=["later"])) == [DropSnapshot(1)]
@@ -260,10 +259,10 @@ def test_env_that_does_not_repeat_is_not_restored() -> None:
     session = limited()
     replayed(session, "later", 2, 1)
     process = only(StartRestored, asks(session, "restore", "later")).process
-    calls = session.handle(WorkerMessage(process, RequestsRepeated("does not repeat")))
+    calls = session.handle(WorkerMessage(process, NotRepeated("does not repeat")))
     assert failure(calls) == ("snapshot_lost", "env 0 does not repeat") and Kill(process) in calls
     assert mapped(session, process) == []
-    assert session.handle(WorkerMessage(process, RequestsRepeated("does not repeat"))) == []
+    assert session.handle(WorkerMessage(process, NotRepeated("does not repeat"))) == []
 
 
 def test_snapshot_that_needs_one_that_is_not_kept_is_beyond_the_limit() -> None:
@@ -292,11 +291,11 @@ def test_row_goes_on_from_an_older_snapshot_where_the_newest_does_not_repeat() -
     session.exited(0)
     calls = session.elapsed(1e5)
     assert RepeatRequests(session.number(0), "later", b"requests") in calls
-    assert every(Kill, session.worker_sent(0, RequestsRepeated("does not repeat"), 1e5))
+    assert every(Kill, session.worker_sent(0, NotRepeated("does not repeat"), 1e5))
     session.exited(0)
     assert only(StartRestored, session.elapsed(2e5)).snapshot == 1
     asks(session, "list", drop=["base", "later"])
-    assert every(Kill, session.worker_sent(0, RequestsRepeated("does not repeat"), 2e5))
+    assert every(Kill, session.worker_sent(0, NotRepeated("does not repeat"), 2e5))
     session.exited(0)
     assert every(StartProcesses, session.elapsed(3e5))
 

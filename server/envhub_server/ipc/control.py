@@ -371,10 +371,10 @@ class RepeatRequests(Frozen):
     name: str
 
 
-class RequestsRepeated(Frozen):
-    """Worker to hub: they were made, unless there is a problem."""
+class NotRepeated(Frozen):
+    """Worker to hub: they could not be made, or gave another result."""
 
-    problem: str = ""
+    why: str  # follows the name of the env
 
 
 class Try(Frozen):

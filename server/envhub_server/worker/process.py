@@ -163,10 +163,11 @@ class Worker:
         try:
             with open(memory, "rb") as file:
                 file.seek(0)
-                problem = row.replay(wanted.name, file.read())
+                why = row.replay(wanted.name, file.read())
         except Exception as error:
-            problem = f"cannot be asked the same again: {self._reports.one_line(error)}"
-        self.channel.send(control.RequestsRepeated(problem))
+            why = f"cannot be asked the same again: {self._reports.one_line(error)}"
+        if why:
+            self.channel.send(control.NotRepeated(why))
 
     def _forget_requests(self, _: control.ForgetRequests) -> None:
         if (row := self._row) is not None:

@@ -31,12 +31,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 def made(hub: ServedHub, num_envs: int = 2, **options: Any) -> Any:
-    return closing(envhub.make_vec("history", num_envs, hub=hub.ipc, snapshots=True, **options))
+    envs = envhub.make_vec("history", num_envs, hub=hub.ipc, snapshots=True, **options)
+    envs.reset(seed=1)
+    return closing(envs)
 
 
 def test_name_of_a_snapshot_that_was_dropped_is_free_for_another(hub: ServedHub) -> None:
     with made(hub) as envs:
-        envs.reset(seed=1)
         root = envs.snapshot(name="root")
         for _ in range(4):
             seen, *_ = envs.step(np.zeros(2, int))
@@ -58,7 +59,6 @@ def test_seed_of_a_restored_env_seeds_the_generators_that_it_would_have(hub: Ser
 
 def test_client_that_comes_before_a_restored_env_was_seen_is_told_so(hub: ServedHub) -> None:
     with made(hub) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.zeros(2, int))
         snapshot = envs.snapshot(name="left")
         following, *_ = envs.step(np.ones(2, int))
@@ -150,7 +150,6 @@ def test_env_whose_restored_process_is_killed_as_it_takes_its_place_is_lost_and_
     hub: ServedHub,
 ) -> None:
     with made(hub) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.zeros(2, int))
         snapshot = envs.snapshot()
         following, *_ = envs.step(np.ones(2, int))
@@ -193,7 +192,6 @@ def test_generations_of_an_env_hold_no_more_than_the_first_ones(hub: ServedHub) 
             snapshots = len(below(of_hub, "envhub-snapshot"))
             return [of_hub.num_fds(), psutil.Process(worker).num_fds(), maps.count("memfd:"), snapshots]
 
-        envs.reset(seed=1)
         snapshot, found = envs.snapshot(), []
         for generation in range(50):
             envs.restore(snapshot)

@@ -22,7 +22,7 @@ from snapshot_sims import History, wander
 import envhub
 from envhub.options import HubOptions
 
-LANES = {"private": {}, "shared": {"hub": "ipc"}, "wire": {"hub": "tcp", "lane": "wire"}}
+LANES = ["private", "shared", "wire"]
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 def made(hub: ServedHub, where: str, num_envs: int = 3, **options: Any) -> envhub.HubVectorEnv:
-    place = {**LANES[where]}
-    if "hub" in place:
-        place["hub"] = getattr(hub, place["hub"])
-    env = "history" if place else History
-    return envhub.make_vec(env, num_envs, snapshots=True, **{**place, **options})
+    address = {"private": None, "shared": hub.ipc, "wire": hub.tcp}[where]
+    env, lane = "history" if address else History, "wire" if where == "wire" else "auto"
+    envs = envhub.make_vec(env, num_envs, hub=address, lane=lane, snapshots=True, **options)
+    envs.reset(seed=1)
+    return envs
 
 
 @pytest.mark.parametrize(
-    ("where", "mode"), each_value([*LANES], ["NextStep", "SameStep", "Disabled"], others=pytest.mark.long)
+    ("where", "mode"), each_value(LANES, ["NextStep", "SameStep", "Disabled"], others=pytest.mark.long)
 )
 def test_rows_of_equal_histories_have_equal_results(hub: ServedHub, where: str, mode: str) -> None:
     with closing(made(hub, where, autoreset_mode=mode)) as envs:
@@ -49,7 +49,6 @@ def test_rows_of_equal_histories_have_equal_results(hub: ServedHub, where: str, 
 
 def test_one_env_is_branched_into_many_by_seeds(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 4)) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.arange(4))
         with envs.snapshot([0], name="fork") as snapshot:
             assert (snapshot.name, snapshot.env_ids, snapshot.steps) == ("fork", (0,), (1,))
@@ -68,7 +67,6 @@ def test_one_env_is_branched_into_many_by_seeds(hub: ServedHub) -> None:
 
 def test_snapshot_lasts_until_nothing_refers_to_it(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         kept, dropped = envs.snapshot(), envs.snapshot()
         assert [each.name for each in envs.snapshots()] == [kept.name, dropped.name]
         envs.restore(dropped)
@@ -79,7 +77,6 @@ def test_snapshot_lasts_until_nothing_refers_to_it(hub: ServedHub) -> None:
 
 def test_snapshots_go_with_the_session_to_who_attaches(hub: ServedHub) -> None:
     envs = made(hub, "wire", 2)
-    envs.reset(seed=1)
     seen, *_ = envs.step(np.zeros(2, int))
     snapshot = envs.snapshot(name="left")
     envs.step(np.zeros(2, int))
@@ -93,7 +90,6 @@ def test_snapshots_go_with_the_session_to_who_attaches(hub: ServedHub) -> None:
 
 def test_snapshot_whose_process_is_killed_is_lost_and_nothing_else(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         before = {*snapshot_processes(hub)}
         snapshot = envs.snapshot([1])
         (process,) = {*snapshot_processes(hub)} - before
@@ -131,7 +127,6 @@ def test_hub_that_is_killed_takes_its_snapshots_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["shared", "wire"])
 def test_envs_that_are_under_way_are_neither_copied_nor_restored(hub: ServedHub, where: str) -> None:
     with closing(made(hub, where, 2)) as envs:
-        envs.reset(seed=1)
         snapshot = envs.snapshot([1])
         envs.send(np.ones(1, int), [0])
         for request in (envs.snapshot, lambda: envs.restore(snapshot), envs.snapshots):
@@ -166,7 +161,6 @@ def test_single_env_goes_on_from_its_snapshot(hub: ServedHub) -> None:
 
 def test_session_that_ends_leaves_no_snapshot(hub: ServedHub) -> None:
     with closing(made(hub, "wire", 2)) as envs:
-        envs.reset(seed=1)
         snapshots = [envs.snapshot() for _ in range(3)]
         assert len(snapshot_processes(hub)) >= 6
     del snapshots
@@ -175,7 +169,6 @@ def test_session_that_ends_leaves_no_snapshot(hub: ServedHub) -> None:
 
 def test_worker_that_ends_leaves_its_snapshots(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.zeros(2, int))
         snapshot = envs.snapshot()
         following, *_ = envs.step(np.ones(2, int))
@@ -201,7 +194,7 @@ def test_worker_that_ends_leaves_its_snapshots(hub: ServedHub) -> None:
 def test_request_that_makes_no_sense_is_refused_and_the_session_goes_on(
     hub: ServedHub, refused: Any, match: str
 ) -> None:
-    with closing(made(hub, "shared", 2)) as envs:
+    with closing(envhub.make_vec("history", 2, hub=hub.ipc, snapshots=True)) as envs:
         with pytest.raises(
             envhub.errors.SnapshotRefused, match="env 0 cannot be copied, because of its env, which is to be reset"
         ):
@@ -214,7 +207,6 @@ def test_request_that_makes_no_sense_is_refused_and_the_session_goes_on(
 
 def test_snapshot_that_was_dropped_is_not_another_one_of_its_name(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
-        envs.reset(seed=1)
         with envs.snapshot(name="x") as former:
             envs.drop("x")
             envs.drop(former)
@@ -228,7 +220,6 @@ def test_snapshot_that_was_dropped_is_not_another_one_of_its_name(hub: ServedHub
 
 def test_error_in_a_block_is_raised_and_the_snapshot_dropped_by_the_next_request(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
-        envs.reset(seed=1)
         with pytest.raises(ZeroDivisionError), envs.snapshot():
             envs.step_async(np.zeros(1, int))
             raise ZeroDivisionError
@@ -248,7 +239,6 @@ def test_request_that_is_interrupted_leaves_nothing_behind(
 
     with closing(made(hub, "wire", 1)) as envs:
         envs.add_observer(broken := Broken())
-        envs.reset(seed=1)
         kept = envs.snapshot(name="kept")
         with monkeypatch.context() as patched:
             patched.setattr(envs._session.connection, "wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -314,7 +304,6 @@ def test_env_with_a_thread_is_refused_by_its_name_unless_it_is_told_to_be_safe()
 
 def test_snapshots_beyond_the_depth_are_earlier_ones_and_the_same_actions(hub: ServedHub) -> None:
     with closing(made(hub, "wire", 1)) as envs:
-        envs.reset(seed=1)
         before = len(snapshot_processes(hub))
         chain, seen = [envs.snapshot()], [envs.observe().observations]
         for number in range(DEPTH_MAX + 5):
@@ -343,7 +332,6 @@ def test_snapshots_beyond_the_depth_are_earlier_ones_and_the_same_actions(hub: S
 @pytest.mark.long
 def test_snapshots_beyond_the_number_of_processes_are_earlier_ones_and_the_same_actions(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         before, kept = len(snapshot_processes(hub)), []
         for number in range(HubOptions().snapshots_max // 2 + 10):
             kept.append((envs.snapshot(name=f"{number}"), envs.step(np.full(2, number % 7))[0]))
@@ -422,7 +410,6 @@ def test_env_that_does_not_repeat_has_lost_its_snapshot_and_goes_on() -> None:
 
 def test_snapshots_beyond_the_depth_of_an_env_that_was_called_are_refused(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
-        envs.reset(seed=1)
         chain = restored_from_a_chain(envs)
         envs.set_attr("mark", 1)
         with pytest.raises(envhub.errors.SnapshotLimit, match="no snapshot of it from which the same actions lead"):

@@ -319,10 +319,10 @@ BUDGETS = {
     "server/envhub_server/ipc": (1214, 7),  # slow requests; frames; trials of envs; snapshots, and what they forget
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
     "server/envhub_server/network": (2377, 11),  # who acts; restarts by order
-    "server/envhub_server/processes": (1617, 6),  # reads stacks of workers that run; snapshots
+    "server/envhub_server/processes": (1606, 6),  # reads stacks of workers that run; snapshots
     "server/envhub_server/session": (3527, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots
-    "server/envhub_server/worker": (5857, 23),  # snapshots
+    "server/envhub_server/worker": (5843, 23),  # snapshots
     "server/envhub_server/web": (1253, 9),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 

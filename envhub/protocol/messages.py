@@ -268,7 +268,7 @@ class SetAttr(Frozen):
 class SnapshotRequest(Frozen):
     """Take a snapshot of rows, restore rows from one, or list them; those of ``drop`` are dropped before."""
 
-    # "list", "take", "restore"; or a restore by halves, "prepare" and then "commit" or "cancel"
+    # "list", "take", "restore"; or a restore by halves, "prepare" and then "commit", or any other request to end it
     action: str = "list"
     name: str = ""  # of the snapshot; a hub chooses that of a new one
     rows: List[int] = field(default_factory=list)  # ascending; empty for all

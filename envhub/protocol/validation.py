@@ -83,7 +83,7 @@ REQUEST_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
         "on_invalid": (*_POLICIES, "pass"),
     },
     messages.Call: {"question": ("", "exists", "wrapped")},
-    messages.SnapshotRequest: {"action": ("take", "restore", "prepare", "commit", "cancel", "list")},
+    messages.SnapshotRequest: {"action": ("take", "restore", "prepare", "commit", "list")},
     messages.Status: {"what": ("sessions", "ended", "slow")},
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from chaos.interrupts import Interrupt, Place, Places
 from hubs import wait_until
-from several_hubs import SeveralHubs, several_hubs
+from several_hubs import SeveralHubs, fixtures
 
 import envhub
 
@@ -25,17 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeveralHubs]:
-    with several_hubs(tmp_path_factory.mktemp("hubs"), 2, "counter=sims:counter") as hubs:
-        yield hubs
-
-
-@pytest.fixture
-def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
-    yield running
-    running.restore()
-    running.await_no_sessions()
+running, hubs = fixtures(2, "counter=sims:counter")
 
 
 def made(hubs: SeveralHubs, **options: Any) -> envhub.HubVectorEnv:

@@ -176,10 +176,6 @@ def test_child_process_is_refused_until_it_is_waited_for(own: set[int]) -> None:
     assert what_cannot_be_copied(own) == before
 
 
-def test_alarm_is_refused() -> None:
-    assert printed("print(json.dumps(what_cannot_be_copied(())))") == ["the timer ITIMER_REAL"]
-
-
 def test_threads_are_named_without_the_harmless_one() -> None:
     script = """
 def wait(name):

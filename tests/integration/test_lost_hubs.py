@@ -18,7 +18,7 @@ from chaos.relay import relay
 from envhub_client.connection import known_hubs
 from hubs import serve, wait_until
 from partial_batches import outstanding
-from several_hubs import SeveralHubs, several_hubs
+from several_hubs import SeveralHubs, fixtures
 
 import envhub
 from envhub.env_failure import reseeded
@@ -34,18 +34,7 @@ SLACK_S = 20.0  # of a slow machine, which may stall for some seconds
 AGAIN_S = 60.0  # for envs that are made again, on a slow machine
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeveralHubs]:
-    with several_hubs(tmp_path_factory.mktemp("hubs"), 3, *ENVS, "--lease", str(LEASE_S)) as hubs:
-        yield hubs
-
-
-@pytest.fixture
-def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
-    """Three hubs, all of which serve, and have no session before and after."""
-    yield running
-    running.restore()
-    running.await_no_sessions(60.0)
+running, hubs = fixtures(3, *ENVS, "--lease", str(LEASE_S))
 
 
 def made(hubs: SeveralHubs, *lanes: str, env: str = "counter", second: str = "", **options: Any) -> envhub.HubVectorEnv:

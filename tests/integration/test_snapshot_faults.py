@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hubs import ServedHub, below, kill_worker, serve, stopped, wait_until, worker_pids
+from hubs import ServedHub, below, kill_worker, serve, session_row, stopped, wait_until, worker_pids
 from snapshot_sims import History, wander
 
 import envhub
@@ -31,12 +31,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 def made(hub: ServedHub, num_envs: int = 2, **options: Any) -> Any:
-    return closing(envhub.make_vec("history", num_envs, hub=hub.ipc, snapshots=True, **options))
+    envs = envhub.make_vec("history", num_envs, hub=hub.ipc, snapshots=True, **options)
+    envs.reset(seed=1)
+    return closing(envs)
 
 
 def test_name_of_a_snapshot_that_was_dropped_is_free_for_another(hub: ServedHub) -> None:
     with made(hub) as envs:
-        envs.reset(seed=1)
         root = envs.snapshot(name="root")
         for _ in range(4):
             seen, *_ = envs.step(np.zeros(2, int))
@@ -45,22 +46,6 @@ def test_name_of_a_snapshot_that_was_dropped_is_free_for_another(hub: ServedHub)
             gc.collect()
             assert [each.name for each in envs.snapshots()] == ["root"]
             assert (envs.restore(root)[0] == seen).all()
-
-
-def test_snapshot_that_is_none_any_more_is_dropped_again(hub: ServedHub) -> None:
-    with made(hub) as envs:
-        envs.reset(seed=1)
-        with envs.snapshot(name="once") as snapshot:
-            envs.drop("once")
-            envs.drop(snapshot)
-        assert envs.snapshots() == []
-
-
-def test_names_that_are_given_and_those_that_are_not_are_different(hub: ServedHub) -> None:
-    with made(hub) as envs:
-        envs.reset(seed=1)
-        kept = [envs.snapshot(name="snapshot-2"), envs.snapshot(), envs.snapshot()]
-        assert len({each.name for each in kept}) == 3
 
 
 def test_seed_of_a_restored_env_seeds_the_generators_that_it_would_have(hub: ServedHub) -> None:
@@ -72,18 +57,8 @@ def test_seed_of_a_restored_env_seeds_the_generators_that_it_would_have(hub: Ser
         assert (envs.reset(seed=5)[0] == seeded).all()
 
 
-def test_seeds_follow_one_number_of_any_kind(hub: ServedHub) -> None:
-    with made(hub, 3) as envs:
-        envs.reset(seed=1)
-        snapshot = envs.snapshot()
-        envs.restore(snapshot, source=0, reseed=np.int64(7))
-        branches, *_ = envs.step(np.zeros(3, int))
-        assert len({*map(bytes, branches)}) == 3
-
-
 def test_client_that_comes_before_a_restored_env_was_seen_is_told_so(hub: ServedHub) -> None:
     with made(hub) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.zeros(2, int))
         snapshot = envs.snapshot(name="left")
         following, *_ = envs.step(np.ones(2, int))
@@ -174,17 +149,11 @@ def test_env_that_waits_for_children_is_copied_exactly(env: type[History]) -> No
 def test_env_whose_restored_process_is_killed_as_it_takes_its_place_is_lost_and_the_others_are_not(
     hub: ServedHub,
 ) -> None:
-    with made(hub) as envs, envhub.connect(hub.ipc) as client:
-
-        def processes() -> list[dict[str, Any]]:
-            (session,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
-            return list(session["processes"])
-
-        envs.reset(seed=1)
+    with made(hub) as envs:
         seen, *_ = envs.step(np.zeros(2, int))
         snapshot = envs.snapshot()
         following, *_ = envs.step(np.ones(2, int))
-        pids = [each["pid"] for each in processes()]
+        pids = [each["pid"] for each in session_row(hub.ipc, envs)["processes"]]
         raised: list[BaseException] = []
 
         def restore() -> None:
@@ -197,7 +166,7 @@ def test_env_whose_restored_process_is_killed_as_it_takes_its_place_is_lost_and_
         with stopped(pids[0]):  # so that it does not leave
             restoring.start()
             assert wait_until(lambda: not psutil.pid_exists(pids[1]))  # and this one has left, so all were ready
-            (waiting,) = [each["pid"] for each in processes() if each["worker"] > 1]
+            (waiting,) = [each["pid"] for each in session_row(hub.ipc, envs)["processes"] if each["worker"] > 1]
             os.kill(waiting, signal.SIGKILL)
             assert wait_until(lambda: not psutil.pid_exists(waiting))
         restoring.join(30)
@@ -211,11 +180,10 @@ def test_env_whose_restored_process_is_killed_as_it_takes_its_place_is_lost_and_
 
 @pytest.mark.long
 def test_generations_of_an_env_hold_no_more_than_the_first_ones(hub: ServedHub) -> None:
-    with made(hub, 1) as envs, envhub.connect(hub.ipc) as client:
+    with made(hub, 1) as envs:
 
         def processes() -> list[int]:
-            (session,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
-            return [each["pid"] for each in session["processes"]]
+            return [each["pid"] for each in session_row(hub.ipc, envs)["processes"]]
 
         def held() -> list[int]:
             assert wait_until(lambda: len(processes()) == 1)  # the one before has ended
@@ -224,7 +192,6 @@ def test_generations_of_an_env_hold_no_more_than_the_first_ones(hub: ServedHub) 
             snapshots = len(below(of_hub, "envhub-snapshot"))
             return [of_hub.num_fds(), psutil.Process(worker).num_fds(), maps.count("memfd:"), snapshots]
 
-        envs.reset(seed=1)
         snapshot, found = envs.snapshot(), []
         for generation in range(50):
             envs.restore(snapshot)

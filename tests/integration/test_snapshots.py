@@ -16,13 +16,13 @@ import psutil
 import pytest
 from combinations import each_value
 from envhub_server.session.snapshots import DEPTH_MAX
-from hubs import ServedHub, below, serve, wait_until
+from hubs import ServedHub, below, serve, session_row, wait_until, worker_pids
 from snapshot_sims import History, wander
 
 import envhub
 from envhub.options import HubOptions
 
-LANES = {"private": {}, "shared": {"hub": "ipc"}, "wire": {"hub": "tcp", "lane": "wire"}}
+LANES = ["private", "shared", "wire"]
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 
 
 def made(hub: ServedHub, where: str, num_envs: int = 3, **options: Any) -> envhub.HubVectorEnv:
-    place = {**LANES[where]}
-    if "hub" in place:
-        place["hub"] = getattr(hub, place["hub"])
-    env = "history" if place else History
-    return envhub.make_vec(env, num_envs, snapshots=True, **{**place, **options})
+    address = {"private": None, "shared": hub.ipc, "wire": hub.tcp}[where]
+    env, lane = "history" if address else History, "wire" if where == "wire" else "auto"
+    envs = envhub.make_vec(env, num_envs, hub=address, lane=lane, snapshots=True, **options)
+    envs.reset(seed=1)
+    return envs
 
 
 @pytest.mark.parametrize(
-    ("where", "mode"), each_value([*LANES], ["NextStep", "SameStep", "Disabled"], others=pytest.mark.long)
+    ("where", "mode"), each_value(LANES, ["NextStep", "SameStep", "Disabled"], others=pytest.mark.long)
 )
 def test_rows_of_equal_histories_have_equal_results(hub: ServedHub, where: str, mode: str) -> None:
     with closing(made(hub, where, autoreset_mode=mode)) as envs:
@@ -49,7 +49,6 @@ def test_rows_of_equal_histories_have_equal_results(hub: ServedHub, where: str, 
 
 def test_one_env_is_branched_into_many_by_seeds(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 4)) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.arange(4))
         with envs.snapshot([0], name="fork") as snapshot:
             assert (snapshot.name, snapshot.env_ids, snapshot.steps) == ("fork", (0,), (1,))
@@ -59,7 +58,7 @@ def test_one_env_is_branched_into_many_by_seeds(hub: ServedHub) -> None:
             branches, *_ = envs.step(np.zeros(4, int))
             assert (branches == branches[0]).all()
             envs.restore("fork", env_ids=[3, 1], source=0, reseed=[7, 8])
-            envs.restore("fork", env_ids=[0, 2], source=[0, 0], reseed=7)
+            envs.restore("fork", env_ids=[0, 2], source=[0, 0], reseed=np.int64(7))
             others, *_ = envs.step(np.zeros(4, int))
             assert (others[3] == others[0]).all() and (others[1] == others[2]).all() and (others[0] != others[1]).any()
         with pytest.raises(envhub.errors.SnapshotLost, match=r"'fork' of .* was dropped"):
@@ -68,7 +67,6 @@ def test_one_env_is_branched_into_many_by_seeds(hub: ServedHub) -> None:
 
 def test_snapshot_lasts_until_nothing_refers_to_it(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         kept, dropped = envs.snapshot(), envs.snapshot()
         assert [each.name for each in envs.snapshots()] == [kept.name, dropped.name]
         envs.restore(dropped)
@@ -79,7 +77,6 @@ def test_snapshot_lasts_until_nothing_refers_to_it(hub: ServedHub) -> None:
 
 def test_snapshots_go_with_the_session_to_who_attaches(hub: ServedHub) -> None:
     envs = made(hub, "wire", 2)
-    envs.reset(seed=1)
     seen, *_ = envs.step(np.zeros(2, int))
     snapshot = envs.snapshot(name="left")
     envs.step(np.zeros(2, int))
@@ -93,7 +90,6 @@ def test_snapshots_go_with_the_session_to_who_attaches(hub: ServedHub) -> None:
 
 def test_snapshot_whose_process_is_killed_is_lost_and_nothing_else(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         before = {*snapshot_processes(hub)}
         snapshot = envs.snapshot([1])
         (process,) = {*snapshot_processes(hub)} - before
@@ -104,6 +100,9 @@ def test_snapshot_whose_process_is_killed_is_lost_and_nothing_else(hub: ServedHu
             envhub.errors.SnapshotLost, match="env 1 has lost its snapshot, whose process was ended by SIG"
         ):
             envs.restore(snapshot)
+        assert [each.problems for each in envs.snapshots()] == [
+            ("has lost its snapshot, whose process was ended by SIGKILL",)
+        ]
         assert (envs.observe().observations == seen).all()
         envs.step(np.zeros(2, int))
 
@@ -125,21 +124,9 @@ def test_hub_that_is_killed_takes_its_snapshots_along(tmp_path: Path) -> None:
             envs.step(np.zeros(2, int))
 
 
-def test_name_of_a_dropped_snapshot_is_free_at_once(hub: ServedHub) -> None:
-    with closing(made(hub, "shared", 2)) as envs:
-        for seed in range(10):
-            seen, _ = envs.reset(seed=seed)
-            with envs.snapshot(name="again"):
-                envs.step(np.zeros(2, int))
-                assert (envs.restore("again")[0] == seen).all()
-        mine = envs.snapshot(name="snapshot-1")
-        assert envs.snapshot().name != mine.name
-
-
 @pytest.mark.parametrize("where", ["shared", "wire"])
 def test_envs_that_are_under_way_are_neither_copied_nor_restored(hub: ServedHub, where: str) -> None:
     with closing(made(hub, where, 2)) as envs:
-        envs.reset(seed=1)
         snapshot = envs.snapshot([1])
         envs.send(np.ones(1, int), [0])
         for request in (envs.snapshot, lambda: envs.restore(snapshot), envs.snapshots):
@@ -174,7 +161,6 @@ def test_single_env_goes_on_from_its_snapshot(hub: ServedHub) -> None:
 
 def test_session_that_ends_leaves_no_snapshot(hub: ServedHub) -> None:
     with closing(made(hub, "wire", 2)) as envs:
-        envs.reset(seed=1)
         snapshots = [envs.snapshot() for _ in range(3)]
         assert len(snapshot_processes(hub)) >= 6
     del snapshots
@@ -183,13 +169,10 @@ def test_session_that_ends_leaves_no_snapshot(hub: ServedHub) -> None:
 
 def test_worker_that_ends_leaves_its_snapshots(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         seen, *_ = envs.step(np.zeros(2, int))
         snapshot = envs.snapshot()
         following, *_ = envs.step(np.ones(2, int))
-        with envhub.connect(hub.ipc) as client:
-            (session,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
-        os.kill(session["workers"][0], signal.SIGKILL)
+        os.kill(session_row(hub.ipc, envs)["workers"][0], signal.SIGKILL)
         while not envs.step(np.zeros(2, int))[3][0]:
             pass
         observations, _ = envs.restore(snapshot)
@@ -211,7 +194,7 @@ def test_worker_that_ends_leaves_its_snapshots(hub: ServedHub) -> None:
 def test_request_that_makes_no_sense_is_refused_and_the_session_goes_on(
     hub: ServedHub, refused: Any, match: str
 ) -> None:
-    with closing(made(hub, "shared", 2)) as envs:
+    with closing(envhub.make_vec("history", 2, hub=hub.ipc, snapshots=True)) as envs:
         with pytest.raises(
             envhub.errors.SnapshotRefused, match="env 0 cannot be copied, because of its env, which is to be reset"
         ):
@@ -224,9 +207,9 @@ def test_request_that_makes_no_sense_is_refused_and_the_session_goes_on(
 
 def test_snapshot_that_was_dropped_is_not_another_one_of_its_name(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
-        envs.reset(seed=1)
         with envs.snapshot(name="x") as former:
             envs.drop("x")
+            envs.drop(former)
             envs.step(np.zeros(1, int))
             present = envs.snapshot(name="x")
             with pytest.raises(envhub.errors.SnapshotLost, match="was dropped"):
@@ -237,7 +220,6 @@ def test_snapshot_that_was_dropped_is_not_another_one_of_its_name(hub: ServedHub
 
 def test_error_in_a_block_is_raised_and_the_snapshot_dropped_by_the_next_request(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
-        envs.reset(seed=1)
         with pytest.raises(ZeroDivisionError), envs.snapshot():
             envs.step_async(np.zeros(1, int))
             raise ZeroDivisionError
@@ -257,7 +239,6 @@ def test_request_that_is_interrupted_leaves_nothing_behind(
 
     with closing(made(hub, "wire", 1)) as envs:
         envs.add_observer(broken := Broken())
-        envs.reset(seed=1)
         kept = envs.snapshot(name="kept")
         with monkeypatch.context() as patched:
             patched.setattr(envs._session.connection, "wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -323,7 +304,6 @@ def test_env_with_a_thread_is_refused_by_its_name_unless_it_is_told_to_be_safe()
 
 def test_snapshots_beyond_the_depth_are_earlier_ones_and_the_same_actions(hub: ServedHub) -> None:
     with closing(made(hub, "wire", 1)) as envs:
-        envs.reset(seed=1)
         before = len(snapshot_processes(hub))
         chain, seen = [envs.snapshot()], [envs.observe().observations]
         for number in range(DEPTH_MAX + 5):
@@ -352,7 +332,6 @@ def test_snapshots_beyond_the_depth_are_earlier_ones_and_the_same_actions(hub: S
 @pytest.mark.long
 def test_snapshots_beyond_the_number_of_processes_are_earlier_ones_and_the_same_actions(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 2)) as envs:
-        envs.reset(seed=1)
         before, kept = len(snapshot_processes(hub)), []
         for number in range(HubOptions().snapshots_max // 2 + 10):
             kept.append((envs.snapshot(name=f"{number}"), envs.step(np.full(2, number % 7))[0]))
@@ -373,20 +352,36 @@ class Heavy(History):
         return super().step(float(action.sum()))
 
 
-def test_requests_that_no_socket_takes_at_once_are_made_again() -> None:
+def restored_from_a_chain(envs: Any) -> list[envhub.Snapshot]:
+    """Snapshots that descend from one another; a further one is the last of them, and the actions since."""
+    chain = [envs.snapshot()]
+    for _ in range(DEPTH_MAX - 1):
+        envs.restore(chain[-1])
+        chain.append(envs.snapshot())
+    envs.restore(chain[-1])
+    return chain
+
+
+def test_requests_that_no_socket_takes_at_once_are_made_again_and_kept_no_longer_than_needed() -> None:
+    before = worker_pids()
     with closing(envhub.make_vec(Heavy, 1, snapshots=True)) as envs:
         envs.reset(seed=1)
-        kept = [envs.snapshot()]
-        for _ in range(DEPTH_MAX - 1):
-            envs.restore(kept[-1])
-            kept.append(envs.snapshot())
-        envs.restore(kept[-1])
+        chain = restored_from_a_chain(envs)
         for number in range(40):
             seen = envs.step(np.full((1, 1 << 13), number / 100))[0]
         last = envs.snapshot()
         assert last.nbytes > 1 << 20
         envs.step(np.zeros((1, 1 << 13)))
         assert (envs.restore(last)[0] == seen).all()
+        del chain, last
+        assert envs.snapshots() == []
+        envs.step(np.zeros((1, 1 << 13)))
+        assert wait_until(lambda: len(worker_pids() - before) == 1)
+        worker = psutil.Process(*(worker_pids() - before))
+        nbytes = worker.memory_info().rss
+        for _ in range(200):
+            envs.step(np.zeros((1, 1 << 13)))
+        assert worker.memory_info().rss < nbytes + (1 << 22)  # of 13 MB of actions
 
 
 class Unrepeatable(History):
@@ -403,30 +398,24 @@ class Unrepeatable(History):
 def test_env_that_does_not_repeat_has_lost_its_snapshot_and_goes_on() -> None:
     with closing(envhub.make_vec(Unrepeatable, 1, snapshots=True)) as envs:
         envs.reset(seed=1)
-        kept = [envs.snapshot()]
-        for _ in range(DEPTH_MAX):
-            envs.restore(kept[-1])
-            envs.step(np.zeros(1, int))
-            kept.append(envs.snapshot())
+        chain = restored_from_a_chain(envs)
+        envs.step(np.zeros(1, int))
+        chain.append(envs.snapshot())
         shown = envs.step(np.zeros(1, int))[0]
         with pytest.raises(envhub.errors.SnapshotLost, match="env 0 does not repeat: after the same 1 requests"):
-            envs.restore(kept[-1])
+            envs.restore(chain[-1])
         assert (envs.observe().observations == shown).all()
         envs.step(np.zeros(1, int))
 
 
 def test_snapshots_beyond_the_depth_of_an_env_that_was_called_are_refused(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
-        envs.reset(seed=1)
-        kept = [envs.snapshot()]
-        for _ in range(DEPTH_MAX - 1):
-            envs.restore(kept[-1])
-            kept.append(envs.snapshot())
-        envs.restore(kept[-1])
+        chain = restored_from_a_chain(envs)
         envs.set_attr("mark", 1)
         with pytest.raises(envhub.errors.SnapshotLimit, match="no snapshot of it from which the same actions lead"):
             envs.snapshot()
         envs.step(np.zeros(1, int))
+        del chain
 
 
 @pytest.mark.parametrize(("where", "mode"), [("private", "NextStep"), ("wire", "SameStep")])
@@ -440,10 +429,8 @@ def test_env_whose_worker_ends_begins_its_next_episode_at_its_newest_snapshot(
         newer = envs.snapshot()
         following = envs.step(np.full(2, 4))[0].copy()
         address = envs._session.connection.address
-        with envhub.connect(address) as client:
-            (session,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
-            os.kill(session["workers"][1], signal.SIGKILL)
-            assert wait_until(lambda: client.sessions(ended=False) and restarted(client, envs))
+        os.kill(session_row(address, envs)["workers"][1], signal.SIGKILL)
+        assert wait_until(lambda: bool(session_row(address, envs)["restarts"]))
         observations, rewards, _, truncations, infos = envs.step(np.zeros(2, int))
         while not truncations[1]:
             observations, rewards, _, truncations, infos = envs.step(np.zeros(2, int))
@@ -451,7 +438,3 @@ def test_env_whose_worker_ends_begins_its_next_episode_at_its_newest_snapshot(
         assert (envs.step(np.zeros(2, int))[0][1] == seen[1]).all()
         assert (envs.step(np.full(2, 4))[0][1] == following[1]).all()
         del older, newer
-
-
-def restarted(client: envhub.Client, envs: envhub.HubVectorEnv) -> bool:
-    return any(each["session"] == envs.token[:8] and each["restarts"] for each in client.sessions())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from chaos.interrupts import Interrupt
 from envhub_client.federation.snapshots import JointSnapshots
 from hubs import ServedHub, below, wait_until
-from several_hubs import SeveralHubs, several_hubs
+from several_hubs import SeveralHubs, fixtures
 from snapshot_sims import wander
 
 import envhub
@@ -25,17 +25,7 @@ AGAIN_S = 60.0  # for envs that are made again, on a slow machine
 ONES = np.ones(ROWS, int)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeveralHubs]:
-    with several_hubs(tmp_path_factory.mktemp("hubs"), 2, "history=snapshot_sims:History") as hubs:
-        yield hubs
-
-
-@pytest.fixture
-def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
-    yield running
-    running.restore()
-    running.await_no_sessions(AGAIN_S)
+running, hubs = fixtures(2, "history=snapshot_sims:History")
 
 
 def made(hubs: SeveralHubs, *lanes: str, **options: Any) -> envhub.HubVectorEnv:

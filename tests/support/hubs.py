@@ -285,6 +285,13 @@ def at_rest(count: Callable[[], int]) -> int:
     return found
 
 
+def session_row(hub: str, envs: Any) -> dict[str, Any]:
+    """What the hub at this address says of the session of these envs."""
+    with envhub.connect(hub) as client:
+        (row,) = [each for each in client.sessions() if each["session"] == envs.token[:8]]
+    return row
+
+
 def written_replay(name: str) -> Path:
     """The file of the replay of this name, once the hub has written it: a moment after it told the name."""
     path = Path(os.environ["ENVHUB_REPLAYS"]) / f"{name}.replay"

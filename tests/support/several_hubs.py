@@ -6,7 +6,9 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hubs import HERE, ServedHub, free_port, serve, wait_until
 
 import envhub
@@ -92,6 +94,23 @@ class SeveralHubs:
                 hub.process.send_signal(signal.SIGCONT)
         for running in self._running:
             running.close()
+
+
+def fixtures(count: int, *arguments: str) -> tuple[Any, Any]:
+    """Fixtures ``running`` and ``hubs`` of a module: hubs that serve, without sessions before and after a test."""
+
+    @pytest.fixture(scope="module")
+    def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeveralHubs]:
+        with several_hubs(tmp_path_factory.mktemp("hubs"), count, *arguments) as hubs:
+            yield hubs
+
+    @pytest.fixture
+    def hubs(running: SeveralHubs) -> Iterator[SeveralHubs]:
+        yield running
+        running.restore()
+        running.await_no_sessions(60.0)
+
+    return running, hubs
 
 
 @contextlib.contextmanager

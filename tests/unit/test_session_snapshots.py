@@ -14,7 +14,7 @@ from envhub_server.ipc.control import (
     HandedOver,
     Leave,
     Mapped,
-    RequestsRepeated,
+    NotRepeated,
     SnapshotTaken,
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
@@ -31,95 +31,17 @@ from recorder import (
     PostStep,
     RepeatRequests,
     StartProcesses,
-    TakeRows,
+    StartRestored,
     TakeSnapshot,
     Tell,
     events,
 )
-from sessions import KILLED, Session, built, every, only, ready
+from sessions import KILLED, Session, built, ready
 
 from envhub.protocol.messages import Close, Done, Faults, Hosting, Recycle, SnapshotRequest, Step, Table
 
 ROWS = 3
 STEP = Step(b"\x04")
-
-
-def of_snapshots(**make: Any) -> Session:
-    return ready(ROWS, ROWS, snapshots="safe", **make)
-
-
-def taken(session: Session, name: str = "", rows: tuple[int, ...] = ()) -> str:
-    calls = session.request(SnapshotRequest("take", name, [*rows]))
-    for each in every(TakeSnapshot, calls):
-        session.handle(events.SnapshotBorn(each.wanted.serial, private_bytes=1))
-        calls += session.handle(WorkerMessage(each.process, SnapshotTaken(each.wanted.serial, [])))
-    (row,) = only(Answer, calls).message.rows
-    return str(row["name"])
-
-
-def test_name_that_the_hub_chooses_is_no_other_snapshots() -> None:
-    session = of_snapshots()
-    names = [taken(session, name) for name in ("snapshot-2", "", "", "")]
-    assert len({*names}) == 4
-
-
-def test_close_is_answered_once_though_a_snapshot_was_being_taken() -> None:
-    session = of_snapshots()
-    session.request(SnapshotRequest("take"))
-    assert not every(Fail, session.request(Close(terminate=True)))
-    ends = [session.exited(row) for row in range(ROWS)]
-    assert not any(every(Fail, each) for each in ends) and only(Answer, ends[-1]).message == Done()
-
-
-def test_worker_that_is_recycled_while_its_snapshot_is_taken_has_taken_none() -> None:
-    session = of_snapshots(hosting=Hosting(recycle=Recycle(episodes=10)))
-    (call,) = every(TakeSnapshot, session.request(SnapshotRequest("take", "", [1])))
-    session.handle(events.SnapshotEnded(call.wanted.serial, how="could not be started"))
-    assert only(Fail, session.worker_sent(1, HandedOver())).failure.code == "snapshot_lost"
-
-
-def restoring(session: Session) -> list[int]:
-    """Have a restore come so far that its processes are ready; their numbers."""
-    name = taken(session)
-    calls = session.request(SnapshotRequest("restore", name))
-    numbers = [each.processes[0] for each in every(StartProcesses, calls)]
-    for number in numbers:
-        calls = session.handle(WorkerMessage(number, Mapped()))
-    assert [each.message for each in every(Tell, calls)] == [Leave(restored=True)] * ROWS
-    return numbers
-
-
-def test_restored_process_that_ends_at_the_last_moment_loses_its_row_alone() -> None:
-    session = of_snapshots()
-    first, *_ = restoring(session)
-    assert not every(Fail, session.ended(first))
-    calls = [call for row in (1, 2) for call in session.worker_sent(row, HandedOver())]
-    assert isinstance(only(Answer, calls).message, Table)
-    (lost,) = every(TakeRows, session.worker_sent(0, HandedOver()))
-    assert (lost.slot, lost.left) == (0, False)  # the hub says what its next step is
-
-
-def test_worker_that_does_not_leave_is_ended_in_time() -> None:
-    session = of_snapshots()
-    restoring(session)
-    for row in (0, 1):
-        session.worker_sent(row, HandedOver())
-    calls = session.elapsed(session.make.faults.call_s)
-    assert Kill(2) in calls and not every(Fail, calls)
-    assert isinstance(only(Answer, session.exited(2)).message, Table)
-
-
-def test_restored_process_that_ends_soon_again_and_again_is_started_again() -> None:
-    session = of_snapshots()
-    name = taken(session, "before it crashes")
-    for _ in range(4):  # more than processes that never serve may
-        calls = session.request(SnapshotRequest("restore", name, [0]))
-        (number,) = only(StartProcesses, calls).processes
-        session.handle(WorkerMessage(number, Mapped()))
-        if session.slots[0].successor is not None:
-            session.worker_sent(0, HandedOver())
-        session.exited(0)
-        assert session.phase is Phase.READY
 
 
 class World:
@@ -146,7 +68,7 @@ class World:
                     taken = SnapshotTaken(wanted.serial, problems, base=base, requests=b"")
                     self.inboxes[process].append(WorkerMessage(process, taken))
                     if wanted.forks:
-                        ended = events.SnapshotEnded(wanted.serial, how="ended")
+                        ended = WorkerExited(-wanted.serial, KILLED)
                         born = events.SnapshotBorn(wanted.serial, private_bytes=1)
                         self.inboxes[-wanted.serial].append(ended if problems else born)
                     if wanted.forks and not problems:
@@ -154,14 +76,14 @@ class World:
                 case DropSnapshot(serial):
                     self.snapshots.discard(serial)
                     self.inboxes.pop(-serial, None)
-                case StartProcesses(processes, snapshot=0):
+                case StartProcesses(processes):
                     for process in processes:
                         self.inboxes[process].append(WorkerMessage(process, built()))
-                case StartProcesses(processes, snapshot=serial) if serial not in self.snapshots:
-                    self.end(processes[0])
+                case StartRestored(process, serial) if serial not in self.snapshots:
+                    self.end(process)
                 case RepeatRequests(process):
-                    problem = "does not repeat" * (self.chance.random() < 0.2)
-                    self.inboxes[process].append(WorkerMessage(process, RequestsRepeated(problem)))
+                    if self.chance.random() < 0.2:
+                        self.inboxes[process].append(WorkerMessage(process, NotRepeated("does not repeat")))
                 case GiveArena(process):
                     self.inboxes[process].append(WorkerMessage(process, Mapped()))
                 case Tell(process, Leave()):
@@ -203,7 +125,8 @@ class World:
         if not waiting:
             return False
         event = self.inboxes[self.chance.choice(waiting)].popleft()
-        if not (isinstance(event, WorkerExited) and self.session.slots.process(event.process) is None):
+        has_ended = isinstance(event, WorkerExited) and event.process >= 0
+        if not (has_ended and self.session.slots.process(event.process) is None):
             self.tell(event)
         return True
 
@@ -231,14 +154,14 @@ class World:
         if self.snapshots and self.chance.random() < 0.5:
             serial = self.chance.choice(sorted(self.snapshots))
             self.snapshots.discard(serial)
-            self.inboxes[-serial] = deque([events.SnapshotEnded(serial, how="was ended by SIGKILL")])
+            self.end(-serial)
         elif processes := self.session.slots.processes:
             self.end(self.chance.choice(processes).number)
 
 
 def walk(seed: int, **make: Any) -> set[str]:
     chance = random.Random(seed)
-    session = of_snapshots(**make)
+    session = ready(ROWS, ROWS, snapshots="safe", **make)
     session.launcher.rules = replace(session.launcher.rules, snapshots_max=4)
     world, now_s = World(session, chance), 0.0
     for _ in range(150):

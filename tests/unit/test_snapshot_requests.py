@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from envhub_server.ipc.control import (
+    ForgetRequests,
     HandedOver,
     Leave,
     Mapped,
-    RequestsRepeated,
+    NotRepeated,
     SnapshotTaken,
     TakeSnapshot,
 )
@@ -25,6 +26,8 @@ from recorder import (
     Kill,
     RepeatRequests,
     StartProcesses,
+    StartRestored,
+    TakeRows,
     Tell,
     events,
 )
@@ -33,7 +36,7 @@ from recorder import (
 )
 from sessions import Session, every, only, ready
 
-from envhub.protocol.messages import Close, Done, Failure, Faults, SnapshotRequest, Step, Table
+from envhub.protocol.messages import Close, Done, Failure, Faults, Hosting, Recycle, SnapshotRequest, Step, Table
 
 CALL_S = 60.0
 STEP = Step(b"\x04")
@@ -100,9 +103,9 @@ def test_snapshot_is_taken_once_all_processes_have_said_so_and_run() -> None:
 
 def test_hub_chooses_a_name_that_is_free() -> None:
     session = made(1)
-    taken(session, "snapshot-1", (0,))
+    taken(session, "snapshot-2", (0,))
     taken(session, "", (0,))
-    assert [row["name"] for row in table(asks(session, "list"))] == ["snapshot-1", "snapshot-2"]
+    assert [row["name"] for row in table(asks(session, "list"))] == ["snapshot-2", "snapshot-3"]
 
 
 @pytest.mark.parametrize(
@@ -170,13 +173,28 @@ def test_snapshot_whose_process_or_worker_ends_meanwhile_is_lost() -> None:
     session = made(2)
     asks(session, "take")
     session.worker_sent(0, SnapshotTaken(1, []))
-    session.handle(events.SnapshotEnded(1, "was ended by SIGKILL"))
+    session.ended(-1)
     calls = session.exited(1)
     assert failure(calls) == ("snapshot_lost", "env 0 has lost its snapshot, whose process was ended by SIGKILL")
     session = made(2)
     asks(session, "take", rows=[1])
     assert every(Fail, session.exited(0)) == []
     assert failure(session.exited(1)) == ("snapshot_lost", "env 1 was lost while its snapshot was taken")
+
+
+def test_worker_that_is_recycled_while_its_snapshot_is_taken_has_taken_none() -> None:
+    session = made(2, hosting=Hosting(recycle=Recycle(episodes=10)))
+    asks(session, "take", rows=[1])
+    session.ended(-1)
+    assert failure(session.worker_sent(1, HandedOver()))[0] == "snapshot_lost"
+
+
+def test_close_is_answered_once_though_a_snapshot_was_being_taken() -> None:
+    session = made(2)
+    asks(session, "take")
+    assert not every(Fail, session.request(Close(terminate=True)))
+    ends = [session.exited(row) for row in (0, 1)]
+    assert not any(every(Fail, each) for each in ends) and only(Answer, ends[-1]).message == Done()
 
 
 def test_take_that_is_late_is_given_up() -> None:
@@ -222,10 +240,8 @@ def test_snapshot_beyond_the_limit_is_an_earlier_one_and_requests() -> None:
     assert (row["steps"], row["nbytes"], row["depth"]) == ([5], len(b"requests"), 1)
     assert every(DropSnapshot, asks(session, "list", drop=["base"])) == []  # the later one needs it
     calls = asks(session, "restore", "later")
-    (process,) = only(StartProcesses, calls).processes
-    assert only(StartProcesses, calls).snapshot == 1
-    assert RepeatRequests(process, "later", b"requests") in calls
-    assert session.handle(WorkerMessage(process, RequestsRepeated())) == []
+    process = only(StartRestored, calls).process
+    assert StartRestored(process, snapshot=1) in calls and RepeatRequests(process, "later", b"requests") in calls
     mapped(session, process)
     assert table(session.worker_sent(0, HandedOver())) == []
     assert every(DropSnapshot, asks(session, "list", drop=["later"])) == [DropSnapshot(1)]
@@ -234,19 +250,19 @@ def test_snapshot_beyond_the_limit_is_an_earlier_one_and_requests() -> None:
 def test_snapshot_is_lost_with_the_one_that_it_needs() -> None:
     session = limited()
     replayed(session, "later", 2, 1)
-    session.handle(events.SnapshotEnded(1, "was ended by SIGKILL"))
+    session.ended(-1)
     assert failure(asks(session, "restore", "later"))[0] == "snapshot_lost"
-    assert session.handle(events.SnapshotEnded(1, "again")) == []
+    assert session.ended(-1) == []
 
 
 def test_env_that_does_not_repeat_is_not_restored() -> None:
     session = limited()
     replayed(session, "later", 2, 1)
-    (process,) = only(StartProcesses, asks(session, "restore", "later")).processes
-    calls = session.handle(WorkerMessage(process, RequestsRepeated("does not repeat")))
+    process = only(StartRestored, asks(session, "restore", "later")).process
+    calls = session.handle(WorkerMessage(process, NotRepeated("does not repeat")))
     assert failure(calls) == ("snapshot_lost", "env 0 does not repeat") and Kill(process) in calls
     assert mapped(session, process) == []
-    assert session.handle(WorkerMessage(process, RequestsRepeated("does not repeat"))) == []
+    assert session.handle(WorkerMessage(process, NotRepeated("does not repeat"))) == []
 
 
 def test_snapshot_that_needs_one_that_is_not_kept_is_beyond_the_limit() -> None:
@@ -262,7 +278,7 @@ def test_row_goes_on_from_its_newest_snapshot_after_a_crash() -> None:
     taken(session, "b", (0,))
     session.exited(0)
     session.exited(1)
-    starts = every(StartProcesses, session.elapsed(1e5))
+    starts = every(StartRestored, session.elapsed(1e5))
     assert [each.snapshot for each in starts] == [3, 2]
     session.worker_sent(0, Mapped(), 1e5)
     assert session.slots[0].serving is not None
@@ -275,13 +291,13 @@ def test_row_goes_on_from_an_older_snapshot_where_the_newest_does_not_repeat() -
     session.exited(0)
     calls = session.elapsed(1e5)
     assert RepeatRequests(session.number(0), "later", b"requests") in calls
-    assert every(Kill, session.worker_sent(0, RequestsRepeated("does not repeat"), 1e5))
+    assert every(Kill, session.worker_sent(0, NotRepeated("does not repeat"), 1e5))
     session.exited(0)
-    assert only(StartProcesses, session.elapsed(2e5)).snapshot == 1
+    assert only(StartRestored, session.elapsed(2e5)).snapshot == 1
     asks(session, "list", drop=["base", "later"])
-    assert every(Kill, session.worker_sent(0, RequestsRepeated("does not repeat"), 2e5))
+    assert every(Kill, session.worker_sent(0, NotRepeated("does not repeat"), 2e5))
     session.exited(0)
-    assert only(StartProcesses, session.elapsed(3e5)).snapshot == 0
+    assert every(StartProcesses, session.elapsed(3e5))
 
 
 # --- restoring --------------------------------------------------------------------------------------------------------
@@ -289,9 +305,7 @@ def test_row_goes_on_from_an_older_snapshot_where_the_newest_does_not_repeat() -
 
 def restoring(session: Session, action: str = "restore", now_s: float = 0.0, **named: Any) -> list[int]:
     """The processes that are started to restore rows."""
-    starts = every(StartProcesses, asks(session, action, now_s=now_s, **named))
-    assert all(start.spare for start in starts)
-    return [number for start in starts for number in start.processes]
+    return [start.process for start in every(StartRestored, asks(session, action, now_s=now_s, **named))]
 
 
 def test_rows_change_hands_once_all_copies_are_ready() -> None:
@@ -315,7 +329,7 @@ def test_rows_change_hands_once_all_copies_are_ready() -> None:
 def test_one_row_is_branched_into_others() -> None:
     session = made(3)
     taken(session, rows=(2,))
-    starts = every(StartProcesses, asks(session, "restore", rows=[0, 1], sources=[2, 2]))
+    starts = every(StartRestored, asks(session, "restore", rows=[0, 1], sources=[2, 2]))
     assert [start.snapshot for start in starts] == [1, 1]
 
 
@@ -352,7 +366,7 @@ def test_restore_whose_process_ends_before_all_are_ready_changes_nothing(action:
 def test_restore_from_a_process_that_has_ended_is_lost() -> None:
     session = made(2)
     taken(session)
-    session.handle(events.SnapshotEnded(2, "was ended by SIGKILL"))
+    session.ended(-2)
     assert table(asks(session, "list"))[0]["problems"] == [
         "",
         "has lost its snapshot, whose process was ended by SIGKILL",
@@ -422,6 +436,20 @@ def test_end_of_a_successor_ends_no_other_restore() -> None:
     mapped(session, second)
     assert session.ended(first) == []
     assert table(session.worker_sent(1, HandedOver())) == []
+    (lost,) = every(TakeRows, session.worker_sent(0, HandedOver()))
+    assert (lost.slot, lost.left) == (0, False)  # the hub says what its next step is
+
+
+def test_restored_process_that_ends_soon_again_and_again_is_started_again() -> None:
+    session = made(1)
+    taken(session, rows=(0,))
+    for _ in range(4):  # more than processes that never serve may
+        (number,) = restoring(session)
+        mapped(session, number)
+        if session.slots[0].successor is not None:
+            session.worker_sent(0, HandedOver())
+        session.exited(0)
+        assert session.phase is Phase.READY
 
 
 # --- a restore by halves ----------------------------------------------------------------------------------------------
@@ -441,6 +469,7 @@ def test_what_is_prepared_changes_hands_with_commit() -> None:
     assert asks(session, "commit", drop=["a"]) == [
         DropSnapshot(1),
         DropSnapshot(2),
+        *(Tell(row, ForgetRequests()) for row in (0, 1)),
         *(Tell(row, Leave(restored=True)) for row in (0, 1)),
     ]
     session.worker_sent(0, HandedOver())
@@ -451,7 +480,6 @@ def test_what_is_prepared_changes_hands_with_commit() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        SnapshotRequest("cancel"),
         SnapshotRequest(),
         SnapshotRequest("take", "b"),
         SnapshotRequest("prepare", "a"),
@@ -465,7 +493,7 @@ def test_any_other_request_ends_what_is_prepared(request_: Any) -> None:
     assert all(session.ended(number) == [] for number in processes)
     if isinstance(request_, Step):
         assert session.rows_done() == [Answer(Done(), arrays=True)]
-    if request_ in (SnapshotRequest("cancel"), SnapshotRequest(), STEP):
+    if request_ in (SnapshotRequest(), STEP):
         text = "no restore from snapshot 'a' is prepared: its processes have ended"
         assert failure(asks(session, "commit")) == ("snapshot_lost", text)
 

@@ -238,6 +238,8 @@ def test_every_failure_code_is_in_the_table_with_its_scope() -> None:
                 used.add((str(parts[0].value), str(parts[1].value)))  # type: ignore[attr-defined]
     worker = [path.read_text() for path in (ROOT / "server/envhub_server/worker").glob("*.py")]
     used |= {(code, "env") for text in worker for code in re.findall(r'"(env_raised|factory_failed)"', text)}
+    snapshots = (ROOT / "server/envhub_server/session/snapshots.py").read_text()
+    used |= {(code, "request") for code in re.findall(r'"(snapshot_\w+)"', snapshots)}
     listed = {(row[0], scope.strip(" `")) for row in table("Failure codes") for scope in row[1].split(",")}
     assert listed == used
     assert {scope for _, scope in listed} == {"request", "env", "session", "hub"}

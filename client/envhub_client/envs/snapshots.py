@@ -35,28 +35,28 @@ class Snapshot:
         ended: of each, whether its episode had ended.
         nbytes: memory that the copies shared with no other process when they were taken.
         depth: how many snapshots that are kept it descends from, itself included.
+        problems: of each, why it cannot be restored, or nothing; as of now in those that ``snapshots`` returns.
     """
 
     _finalizer: weakref.finalize[Any, Any] | None = None  # drops it; None for one that another program took
     _is_dropped = False  # another may have its name since
 
-    def __init__(self, envs: SnapshotVectorEnv, row: dict[str, Any], owned: bool) -> None:
-        """Describe the snapshot by this row of the hub's table; an ``owned`` one is dropped with this."""
+    def __init__(self, envs: SnapshotVectorEnv, row: dict[str, Any]) -> None:
+        """Describe the snapshot by this row of the hub's table."""
         self.name, self.env_ids = str(row["name"]), tuple(map(int, row["rows"]))
         self.steps, self.episode_ids = tuple(map(int, row["steps"])), tuple(map(int, row["episodes"]))
         self.ended = tuple(map(bool, row["ended"]))
-        self.nbytes, self.depth = int(row["nbytes"]), int(row["depth"])
+        self.nbytes, self.depth, self.problems = int(row["nbytes"]), int(row["depth"]), tuple(map(str, row["problems"]))
         self._envs = weakref.ref(envs)
-        if owned:
-            self._finalizer = weakref.finalize(self, envs._unreferenced.append, self.name)
-            self._finalizer.atexit = False
-            if (former := envs._owned.get(self.name)) is not None and former._finalizer is not None:  # too old, or lost
-                former._is_dropped = bool(former._finalizer.detach())
-            envs._owned[self.name] = self
 
-    def of(self, envs: SnapshotVectorEnv) -> bool:
-        """True if it is a snapshot of these envs."""
-        return self._envs() is envs
+    def _own(self, envs: SnapshotVectorEnv) -> Snapshot:
+        """Have the snapshot dropped with this."""
+        self._finalizer = weakref.finalize(self, envs._unreferenced.append, self.name)
+        self._finalizer.atexit = False
+        if (former := envs._owned.get(self.name)) is not None and former._finalizer is not None:  # too old, or lost
+            former._is_dropped = bool(former._finalizer.detach())
+        envs._owned[self.name] = self
+        return self
 
     def __enter__(self) -> Snapshot:
         return self
@@ -116,14 +116,14 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         name = name or f"snapshot-{secrets.token_hex(4)}"
         rows = sorted(checked_env_ids(env_ids, self.num_envs).tolist())
         try:
-            (row,) = self._ask("take", name, rows)
+            (taken,) = self._ask("take", name, rows)
         except Exception:  # nothing was taken
             raise
         except BaseException:  # an interrupt: the hub goes on
             if name not in self._owned:
                 self._unreferenced.append(name)
             raise
-        snapshot = Snapshot(self, row, owned=True)
+        snapshot = taken._own(self)
         for observer in self._observers:
             observer.snapshot_taken(snapshot)
         return snapshot
@@ -208,7 +208,7 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     def snapshots(self) -> list[Snapshot]:
         """The snapshots of the session, the oldest first, also those that another program took before it detached."""
         self._session.check_free("snapshots")
-        return [Snapshot(self, row, owned=False) for row in self._ask("list")]
+        return self._ask("list")
 
     @property
     def snapshots_allowed(self) -> dict[int, str]:
@@ -224,13 +224,13 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _checked(self, snapshot: Snapshot | str) -> Snapshot:
         if isinstance(snapshot, str):
-            listed = [row for row in self._ask("list") if row["name"] == snapshot]
+            listed = [each for each in self._ask("list") if each.name == snapshot]
             if not listed:
                 raise SnapshotLost(f"this session has no snapshot {snapshot!r}: it was dropped, or lost with its hub")
-            return Snapshot(self, listed[0], owned=False)
+            return listed[0]
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"snapshot must be a Snapshot or the name of one, got {brief(snapshot)}")
-        if not snapshot.of(self):
+        if snapshot._envs() is not self:
             raise SnapshotRefused(f"{snapshot!r} is of another vector env: an env goes on in the session that it is of")
         if snapshot._is_dropped:
             raise SnapshotLost(f"{snapshot!r} was dropped")
@@ -238,17 +238,15 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
 
     def _ask(
         self, action: str, name: str = "", rows: Sequence[int] = (), sources: Sequence[int] = ()
-    ) -> list[dict[str, Any]]:
+    ) -> list[Snapshot]:
         dropped = [*self._unreferenced]
         wanted = messages.SnapshotRequest(action, name, [*rows], [*sources], dropped)
         try:
             table = self._session.snapshot(wanted)
             del self._unreferenced[: len(dropped)]
-            for row in table:
-                Snapshot(self, row, owned=False)
+            return [Snapshot(self, row) for row in table]
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the hub describes no snapshot: {error!r}") from error
-        return table
 
 
 def _each(name: str, given: int | Sequence[int], count: int) -> list[int]:

@@ -80,7 +80,7 @@ class JointSnapshots:
             self._ask({part: SnapshotRequest(action, name, *each) for part, each in own.items()})
         except Exception:
             with contextlib.suppress(errors.EnvHubError):
-                self._ask(dict.fromkeys(filter(self._is_present, own), SnapshotRequest("cancel")))
+                self._ask(dict.fromkeys(filter(self._is_present, own), SnapshotRequest()))  # ends what is prepared
             raise
         if action == "prepare":
             with contextlib.suppress(errors.EnvHubError):  # the reset that follows says which envs are not restored

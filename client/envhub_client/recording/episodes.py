@@ -30,11 +30,10 @@ class StepMark(enum.IntEnum):
 
     STEPPED = 0
     RESET = 1  # by the program: the observation is the first one of an episode, and the flags mean nothing
-    STILL = 2  # nothing, as only other envs were reset
+    STILL = 2  # nothing, as only other envs were reset, or a snapshot was taken
     FAILED = 3  # the env failed in this step, which is the last one of its episode
     BROKEN_OFF = 4  # a reset or step had no result, so that the env may have moved unseen
     MISSED = 5  # there was no room for the steps before
-    SNAPSHOT = 6  # nothing, as a snapshot was taken of it
 
 
 class StepBatch:
@@ -111,8 +110,8 @@ def _columns(space: Space[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 NEXT_STEP, SAME_STEP = "NextStep", "SameStep"
 _BREAKS = StepMark.RESET, StepMark.BROKEN_OFF, StepMark.MISSED
 
-# The seed of an episode, the text of a failure, or the number of episodes that were missed; of a snapshot its name, and
-# of an env that was restored from it also the source's number and step.
+# The seed of an episode, the text of a failure, the number of episodes that were missed, or the name of a snapshot; of
+# an env that was restored from one also the source's number and step.
 Detail = int | str | dict[str, Any]
 POINTS_MAX = 10_000  # snapshots of one env
 
@@ -187,11 +186,11 @@ class EpisodeCutter:
         mark, terminated, truncated = facts
         failed, flagged = mark == StepMark.FAILED, terminated or truncated
         failure, begins = detail if isinstance(detail, str) else "", False
-        if mark == StepMark.SNAPSHOT and isinstance(detail, dict):
-            self._points[detail["snapshot"], self._env_ids[row]] = self._begun[row] - 1
-            if len(self._points) > POINTS_MAX:
-                del self._points[next(iter(self._points))]
-        if mark in (StepMark.STILL, StepMark.SNAPSHOT):
+        if mark == StepMark.STILL:
+            if isinstance(detail, str):
+                self._points[detail, self._env_ids[row]] = self._begun[row] - 1
+                if len(self._points) > POINTS_MAX:
+                    del self._points[next(iter(self._points))]
             if row in self._under_way:
                 self._copy(row, step)
                 self._under_way[row].since = step + 1
@@ -217,15 +216,14 @@ class EpisodeCutter:
                 seed, batch = detail if isinstance(detail, int) else None, self._batch
                 observations: list[list[np.ndarray]] = [[] for _ in batch.observations]
                 actions: list[list[np.ndarray]] = [[] for _ in batch.actions]
-                branched_from = self._branch(detail) if isinstance(detail, dict) else None
-                number = self._begun[row]
+                number, branched_from = self._begun[row], None
+                if isinstance(detail, dict):
+                    parent = self._points.get((detail["snapshot"], detail["env_id"]))
+                    branched_from = {**detail, "episode": parent}
                 self._under_way[row] = Episode(
                     self._env_ids[row], number, seed, branched_from, step + 1, observations, actions
                 )
             self._begun[row] += 1
-
-    def _branch(self, detail: dict[str, Any]) -> dict[str, Any]:
-        return {**detail, "episode": self._points.get((detail["snapshot"], detail["env_id"]))}
 
     def miss(self, row: int, count: int) -> None:
         """Count episodes that began in steps that were missed, of which those drop that were to be recorded."""

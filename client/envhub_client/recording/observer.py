@@ -136,11 +136,9 @@ class EpisodeRecording(StepObserver):
     def snapshot_taken(self, snapshot: Snapshot) -> None:
         if not self._writer.opened or not self._ready():
             return
-        marks = np.full(len(self._env_ids), StepMark.STILL, np.uint8)
         for row in (self._row_of[env] for env in snapshot.env_ids if env in self._row_of):
-            marks[row] = StepMark.SNAPSHOT
-            self._writer.add_detail(row, {"snapshot": snapshot.name})
-        self._write(None, marks, None, ())
+            self._writer.add_detail(row, snapshot.name)
+        self._write(None, StepMark.STILL, None, ())
 
     def step_begun(self, actions: Any) -> None:
         self._acted, writer = False, self._writer

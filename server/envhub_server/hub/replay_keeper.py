@@ -77,7 +77,6 @@ class ReplayKeeper:
     trace_bytes_max: int
     traces: dict[int, Trace] = field(default_factory=dict)  # by number of a process
     built: dict[int, control.Built] = field(default_factory=dict)  # what each process said of its envs, by number
-    of_snapshots: dict[int, control.Built] = field(default_factory=dict)  # as of their workers, by serial number
     first_spec: bytes = b""  # the ``plain_spec`` of the session's first env
 
     def worker_built(self, process: int, built: control.Built) -> None:
@@ -85,11 +84,8 @@ class ReplayKeeper:
         if built.action_space:  # only the first worker describes the session's spaces
             self.first_spec = built.plain_spec or b""
 
-    def snapshot_taken(self, serial: int, process: int) -> None:
-        self.of_snapshots[serial] = self.built[process]
-
-    def process_restored(self, process: int, serial: int) -> None:
-        self.built[process] = self.of_snapshots[serial]
+    def process_forked(self, process: int, by: int) -> None:
+        self.built[process] = self.built[by]
 
     def begin_trace(self, process: int, slot: Slot, actions: Sequence[Leaf], log: Logger) -> int | None:
         """Begin the trace of a process that has none; the descriptor, which the caller closes."""

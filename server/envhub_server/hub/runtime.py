@@ -42,8 +42,8 @@ from envhub_server.ipc.process_marks import memory_bytes, private_bytes
 from envhub_server.memory.lost_rows import LostWorkerRows, ObjectCopies
 from envhub_server.memory.session_memory import SessionMemory, process_of
 from envhub_server.processes.worker_handle import (
-    SnapshotBorn,
-    SnapshotEnded,
+    SessionZygote,
+    SnapshotProcess,
     WorkerExited,
     WorkerMessage,
     WorkerStarted,
@@ -176,16 +176,20 @@ class SessionRuntime(SessionResources):
             self.services.slow.on_slow(self.subject, event.process, event.message)
         elif isinstance(event, WorkerMessage):
             self.handle((SessionMachine.on_message, (self._log_worker_message(event),)))
-        elif isinstance(event, SnapshotBorn):
-            self.report(SessionMachine.on_snapshot_born, event.serial, event.private_bytes)
-            self._measure_a_snapshot()
-        elif isinstance(event, SnapshotEnded):
-            self.report(SessionMachine.on_snapshot_ended, event.serial, event.how)
+        elif event.process < 0:
+            self._on_snapshot(event)
         elif isinstance(event, WorkerStarted):
             # Event: A worker process runs.
             self.log.info("worker_started", worker=self.state.slots.worker(event.process), pid=event.pid)
         else:
             self._on_exited(event)
+
+    def _on_snapshot(self, event: WorkerStarted | WorkerExited) -> None:
+        if isinstance(event, WorkerExited):
+            self.report(SessionMachine.on_exited, event)
+        elif (snapshot := self.snapshots.get(-event.process)) is not None:
+            self.report(SessionMachine.on_snapshot_born, -event.process, snapshot.private_bytes)
+            self._measure_a_snapshot()
 
     def _on_exited(self, exited: WorkerExited) -> None:
         state, number = self.state, exited.process
@@ -277,19 +281,18 @@ class SessionRuntime(SessionResources):
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def start_processes(
-        self,
-        processes: tuple[int, ...],
-        spare: bool = False,
-        shares_imports: bool = False,
-        snapshot: int = 0,
-    ) -> None:
-        zygote = self.zygote if shares_imports else None
+    def start_processes(self, processes: tuple[int, ...], spare: bool = False, shares_imports: bool = False) -> None:
+        self._start(processes, self.zygote if shares_imports else None)
+
+    def start_restored(self, process: int, snapshot: int) -> None:
+        self._start((process,), self.snapshots[snapshot])
+        if self.replays is not None and process in self.workers:
+            self.replays.process_forked(process, by=-snapshot)
+
+    def _start(self, processes: tuple[int, ...], zygote: SessionZygote | None) -> None:
         try:
-            if snapshot:
-                zygote = self.snapshots.get(snapshot)
-                if zygote is None or zygote.ended:
-                    raise ProcessLookupError("the process of the snapshot has ended")
+            if isinstance(zygote, SnapshotProcess) and zygote.ended:
+                raise ProcessLookupError("the process of the snapshot has ended")
             started = self.services.supervisor.start(self.number, processes, self.interpreter, self.environ, zygote)
         except OSError as error:
             for process in processes:
@@ -300,8 +303,6 @@ class SessionRuntime(SessionResources):
             self.report(SessionMachine.on_not_started, processes, error.strerror or repr(error))
         else:
             self.workers.update(zip(processes, started, strict=True))
-            if snapshot and self.replays is not None:
-                self.replays.process_restored(processes[0], snapshot)
             self._label()
 
     def fork_zygote(self, process: int, files: tuple[str, ...]) -> None:
@@ -319,14 +320,14 @@ class SessionRuntime(SessionResources):
             self.tell(process, wanted)
             return
         try:
-            snapshot = self.services.supervisor.snapshot(self.number, wanted.serial)
+            snapshot = self.services.supervisor.snapshot(self.number, -wanted.serial)
         except OSError as error:
             taken = control.SnapshotTaken(wanted.serial, [f"a process that cannot be started: {error.strerror}"])
             self.report(SessionMachine.on_message, WorkerMessage(process, taken))
             return
         self.snapshots[wanted.serial] = snapshot
         if self.replays is not None:
-            self.replays.snapshot_taken(wanted.serial, process)
+            self.replays.process_forked(-wanted.serial, by=process)
         if process in self.workers:
             self.workers[process].send(wanted, snapshot.far_ends[0])
         snapshot.close_far_ends()
@@ -345,7 +346,7 @@ class SessionRuntime(SessionResources):
         if (snapshot := self.snapshots.pop(serial, None)) is not None:
             snapshot.kill()
             if self.replays is not None:
-                del self.replays.of_snapshots[serial]
+                self.replays.process_ended(-serial)
 
     def assign(self, slot: int, process: int) -> None:
         self._label()

@@ -361,19 +361,20 @@ class SnapshotTaken(Frozen):
     requests: bytes = b""
 
 
-class RepeatRequests(Frozen):
-    """Hub to a restored worker, before it maps the arena: make the requests of a ``SnapshotTaken`` again.
+class ForgetRequests(Frozen):
+    """Hub to worker: keep no requests any more, as the session has no process of a snapshot that they follow."""
 
-    They are in the memory whose descriptor comes with this.
-    """
+
+class RepeatRequests(Frozen):
+    """Hub to a restored worker, before it maps the arena: make the requests again that are in the memory with this."""
 
     name: str
 
 
-class RequestsRepeated(Frozen):
-    """Worker to hub: they were made, unless there is a problem."""
+class NotRepeated(Frozen):
+    """Worker to hub: they could not be made, or gave another result."""
 
-    problem: str = ""
+    why: str  # follows the name of the env
 
 
 class Try(Frozen):

@@ -237,9 +237,9 @@ class Supervisor:
             self.zygotes.keep(key, zygote, files)
         return zygote
 
-    def snapshot(self, session: int, serial: int) -> SnapshotProcess:
-        """The process that a worker is about to fork; its events have this number."""
-        snapshot = SnapshotProcess(self, (session, serial), self._events)
+    def snapshot(self, session: int, number: int) -> SnapshotProcess:
+        """The process that a worker is about to fork; its events have this number, which is below zero."""
+        snapshot = SnapshotProcess(self, (session, number), self._events)
         self._workers.add(snapshot)
         return snapshot
 

@@ -430,34 +430,13 @@ class SessionZygote(WorkerHandle):
         """Report nothing: a session is told of its workers alone."""
 
 
-@dataclass(frozen=True)
-class SnapshotBorn:
-    """The process of the snapshot with this serial number runs."""
-
-    serial: int
-    private_bytes: int
-
-
-@dataclass(frozen=True)
-class SnapshotEnded:
-    """The process of the snapshot with this serial number has ended, or was never born."""
-
-    serial: int
-    how: str  # follows the snapshot's name
-
-
 class SnapshotProcess(SessionZygote):
-    """The process that has a snapshot of an env, which the env's worker forks."""
+    """The process that has a snapshot of an env, which the env's worker forks; its number is below zero."""
 
     def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
         super().__init__(supervisor, worker, events)
         self._close_pipes()  # it prints nothing, and nothing rings it: there may be hundreds
 
     def _report(self, event: WorkerEvent) -> None:
-        if isinstance(event, WorkerStarted):
-            report: object = SnapshotBorn(self._number, self.private_bytes)
-        elif isinstance(event, WorkerExited):
-            report = SnapshotEnded(self._number, event.cause.how)
-        else:
-            return
-        self._events.append((self._session, report))
+        if not isinstance(event, WorkerMessage):
+            WorkerHandle._report(self, event)

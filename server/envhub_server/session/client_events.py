@@ -224,7 +224,7 @@ class ClientEvents(SessionState):
         """Drop snapshots, and list those that are left, or begin to take one or to restore rows from one."""
         snapshots = self.snapshots
         snapshots.drop(wanted.drop)
-        if wanted.action in ("list", "cancel"):  # any request cancels what is prepared
+        if wanted.action == "list":
             self.answer(snapshots.table())
             return
         begin = {"take": snapshots.take, "commit": snapshots.commit}.get(wanted.action, snapshots.restore)

@@ -36,20 +36,17 @@ class Effects(Protocol):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def start_processes(
-        self,
-        processes: tuple[int, ...],
-        spare: bool = False,
-        shares_imports: bool = False,
-        snapshot: int = 0,
-    ) -> None:
+    def start_processes(self, processes: tuple[int, ...], spare: bool = False, shares_imports: bool = False) -> None:
         """Start processes with these numbers, which may be spares; ``on_not_started`` is told if none can be.
 
-        With ``shares_imports`` the session's zygote forks them; the ``snapshot`` with this number copies of itself.
+        With ``shares_imports`` the session's zygote forks them.
         """
 
+    def start_restored(self, process: int, snapshot: int) -> None:
+        """Have a snapshot fork the process of this number; ``on_not_started`` is told if it cannot."""
+
     def take_snapshot(self, process: int, wanted: control.TakeSnapshot) -> None:
-        """Have a process take a snapshot; if it forks, ``on_snapshot_born`` or ``on_snapshot_ended`` is told."""
+        """Have a process take a snapshot; if it forks, ``on_snapshot_born`` or ``on_exited`` of ``-serial`` follows."""
 
     def drop_snapshot(self, serial: int) -> None: ...
     def repeat_requests(self, process: int, name: str, requests: bytes) -> None:

@@ -212,7 +212,7 @@ class Launcher:
         self.deadlines.plan_sample(now_s)
         process = self.slots.begin(slot, spare)
         process.is_restored = True
-        self.effects.start_processes((process.number,), spare, snapshot=serial)
+        self.effects.start_restored(process.number, serial)
         self.assign_slot(process)
         if requests is not None:
             self.effects.repeat_requests(process.number, name, requests)

@@ -39,7 +39,7 @@ from envhub_server.session.state import (
 from envhub_server.session.supervision import MEMORY_S
 
 # Messages of a process that are handled also while it serves no slot; its other messages are ignored then.
-WITHOUT_SLOT = (control.Building, control.Built, control.Mapped, control.RequestsRepeated, control.Closing)
+WITHOUT_SLOT = (control.Building, control.Built, control.Mapped, control.NotRepeated, control.Closing)
 
 
 class SessionMachine(ClientEvents):
@@ -154,7 +154,11 @@ class SessionMachine(ClientEvents):
     @allowed_in(Phase.BROKEN)
     @allowed_in(Phase.CLOSING, then=(Phase.ENDED,))
     def on_exited(self, now_s: float, exited: WorkerExited) -> None:
-        self._end_process(now_s, exited)
+        """Go on without this process; one of a number below zero was a snapshot."""
+        if exited.process < 0:
+            self.on_snapshot_advanced(self.snapshots.on_ended(-exited.process, exited.cause.how))
+        else:
+            self._end_process(now_s, exited)
 
     def _end_process(self, now_s: float, exited: WorkerExited) -> None:
         process = self.slots.process(exited.process)
@@ -211,22 +215,18 @@ class SessionMachine(ClientEvents):
     def on_snapshot_taken(self, now_s: float, process: Process, taken: control.SnapshotTaken) -> None:
         self.on_snapshot_advanced(self.snapshots.on_taken(self.slots[process.slot_index].rows[0], taken))
 
-    @handles(control.RequestsRepeated)
+    @handles(control.NotRepeated)
     @allowed_in(*SERVING)
-    def on_requests_repeated(self, now_s: float, process: Process, replayed: control.RequestsRepeated) -> None:
-        if replayed.problem and self.slots.of(process) is None:
-            self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, replayed.problem))
-        elif replayed.problem:  # its slot's next process begins elsewhere
-            self.snapshots.on_restart_failed(self.slots[process.slot_index], replayed.problem)
+    def on_not_repeated(self, now_s: float, process: Process, sent: control.NotRepeated) -> None:
+        if self.slots.of(process) is None:
+            self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, sent.why))
+        else:  # its slot's next process begins elsewhere
+            self.snapshots.on_restart_failed(self.slots[process.slot_index], sent.why)
             self.effects.kill(process.number)
 
     @allowed_in(*LIVE)
     def on_snapshot_born(self, now_s: float, serial: int, private_bytes: int) -> None:
         self.on_snapshot_advanced(self.snapshots.on_born(serial, private_bytes))
-
-    @allowed_in(*LIVE)
-    def on_snapshot_ended(self, now_s: float, serial: int, how: str) -> None:
-        self.on_snapshot_advanced(self.snapshots.on_ended(serial, how))
 
     @allowed_in(*LIVE)
     def on_rows_waiting(self, now_s: float, slot: int) -> None:

@@ -32,6 +32,7 @@ LISTED_MAX = 10_000  # copies of envs in all snapshots of a session
 AGE_MAX_S = 7 * 24 * 3600.0
 NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 2048  # of what cannot be copied
+REFUSED, LIMIT, LOST = "snapshot_refused", "snapshot_limit", "snapshot_lost"  # codes of failures
 
 
 @dataclass(eq=False)
@@ -46,9 +47,8 @@ class EnvCopy:
     taken_s: float
     is_answered: bool = False  # whether the row's worker has said that it was taken
     is_born: bool = False
-    is_refused: bool = False  # True if the env cannot be copied
-    is_limited: bool = False  # True if there are too many
     problem: str = ""  # why it cannot be used, which follows the name of its env
+    code: str = LOST  # of a failure by this problem
     steps: int = 0  # of the episode
     episode: int = 0
     ended: bool = False  # whether the episode had ended
@@ -99,6 +99,7 @@ class Snapshots:
         self._taken: dict[str, dict[int, EnvCopy]] = {}  # by name and row, the oldest first
         self._processes: dict[int, EnvCopy] = {}  # those that are processes, by serial number
         self._of_rows: dict[int, EnvCopy] = {}  # the snapshot that a row's worker is a copy of
+        self._following: set[int] = set()  # rows whose workers may keep what their envs are asked, for later snapshots
         self._taking = ""  # the name of the snapshot that is being taken
         self.restoring: Restore | None = None
         self._by_s = math.inf  # until when it has to be taken, or the rows restored
@@ -118,18 +119,11 @@ class Snapshots:
         """The memory that the snapshots share with no other process."""
         return sum(copy.nbytes for copy in self._processes.values())
 
-    def _refused(self, text: str, row: int | None = None) -> Failure:
-        index = row if row is None or row < self._make.num_envs else None
-        return Failure("snapshot_refused", "request", self._named(text, row), env_index=index)
-
-    def _lost(self, text: str, row: int | None = None) -> Failure:
-        return Failure("snapshot_lost", "request", self._named(text, row), env_index=row)
-
-    def _limit(self, text: str, row: int | None = None) -> Failure:
-        return Failure("snapshot_limit", "request", self._named(text, row), env_index=row)
-
-    def _named(self, text: str, row: int | None) -> str:
-        return text if row is None else f"env {self._make.row_offset + row} {text}"
+    def _failure(self, code: str, text: str, row: int | None = None) -> Failure:
+        """The failure of a request; of a ``row`` the text follows the name of its env."""
+        text = text if row is None else f"env {self._make.row_offset + row} {text}"
+        is_env = row is not None and row < self._make.num_envs
+        return Failure(code, "request", text, env_index=row if is_env else None)
 
     def table(self, *names: str) -> Table:
         """The snapshots of these names, or all; what a client learns of each."""
@@ -165,6 +159,11 @@ class Snapshots:
             copy.problem = copy.problem or why
             self._processes.pop(copy.serial, None)
             self._effects.drop_snapshot(copy.serial)
+        if not self._processes:
+            for slot in map(self._slots.of_row, self._following):
+                if slot.serving is not None:
+                    self._effects.tell(slot.serving.number, control.ForgetRequests())
+            self._following.clear()
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -179,6 +178,7 @@ class Snapshots:
         self._taking, self._by_s, unsafe = name, now_s + self._make.faults.call_s, self._make.snapshots == "unsafe"
         self._taken[name] = copies = dict[int, EnvCopy]()
         kept, processes_max = [*self._processes], self._launcher.rules.snapshots_max
+        self._following.update(rows)
         for row in rows:
             self._count += 1
             copies[row] = copy = EnvCopy(name, row, self._count, self._of_rows.get(row), True, now_s)
@@ -193,9 +193,9 @@ class Snapshots:
 
     def _problem(self, name: str, rows: Sequence[int]) -> Failure | None:
         if not self._make.snapshots:
-            return self._refused("these envs were made without snapshots=True")
+            return self._failure(REFUSED, "these envs were made without snapshots=True")
         if not self._launcher.rules.snapshots_max:
-            return self._refused("the hub's operator says snapshots_max=0")
+            return self._failure(REFUSED, "the hub's operator says snapshots_max=0")
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
             return refusal(f"the name of a snapshot has at most {NAME_CHARS_MAX} printable characters")
         if name in self._taken:
@@ -203,13 +203,14 @@ class Snapshots:
         if list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs:
             return refusal(f"the rows of a snapshot must ascend, and be less than {self._make.num_envs}")
         if sum(map(len, self._taken.values())) + len(rows) > LISTED_MAX:
-            return self._limit(f"a session keeps snapshots of {LISTED_MAX} envs at most: drop some")
+            return self._failure(LIMIT, f"a session keeps snapshots of {LISTED_MAX} envs at most: drop some")
         for row in rows:
             slot = self._slots.of_row(row)
             if len(slot.rows) > 1:
-                return self._refused(f"shares its process with envs {slot.rows}: make them with a process each", row)
+                text = f"shares its process with envs {slot.rows}: make them with a process each"
+                return self._failure(REFUSED, text, row)
             if slot.serving is None:
-                return self._refused("is being started again: reset or step it first", row)
+                return self._failure(REFUSED, "is being started again: reset or step it first", row)
         return None
 
     def on_taken(self, row: int, taken: control.SnapshotTaken) -> Failure | Table | None:
@@ -219,8 +220,8 @@ class Snapshots:
             return None
         copy.is_answered, copy.steps, copy.episode, copy.ended = True, taken.steps, taken.episode, taken.ended
         if taken.problems:
-            copy.is_refused, why = True, shortened("; ".join(taken.problems), TEXT_CHARS_MAX)
-            copy.problem = f"cannot be copied, because of {why}"
+            why = shortened("; ".join(taken.problems), TEXT_CHARS_MAX)
+            copy.code, copy.problem = REFUSED, f"cannot be copied, because of {why}"
         elif not copy.forks:
             self._derive(copy, self._processes.get(taken.base), taken.requests)
         return self._advance()
@@ -230,7 +231,7 @@ class Snapshots:
         if base is None or sum(len(copy.requests or b"") for copy in copies) > REQUESTS_BYTES_MAX:
             limits = f"snapshots_max={self._launcher.rules.snapshots_max}, {NBYTES_MAX} bytes, {DEPTH_MAX} in a row"
             text = "there is no snapshot of it from which the same actions lead here, or they are too many"
-            copy.is_limited, copy.problem = True, f"gets no more processes ({limits}), and {text}: drop snapshots"
+            copy.code, copy.problem = LIMIT, f"gets no more processes ({limits}), and {text}: drop snapshots"
             return
         copy.base, copy.requests, copy.nbytes, copy.is_born = base, requests, len(requests), True
         base.users += 1
@@ -245,7 +246,7 @@ class Snapshots:
         """Note that a snapshot's process has ended."""
         if (copy := self._processes.pop(serial, None)) is None:
             return None
-        copy.is_born, copy.problem = True, copy.problem or f"has lost its snapshot, whose process {how}"
+        copy.problem = copy.problem or f"has lost its snapshot, whose process {how}"
         return self._advance()
 
     def on_worker_lost(self, row: int) -> Failure | Table | None:
@@ -254,8 +255,7 @@ class Snapshots:
         copy = self._taken.get(self._taking, {}).get(row)
         if copy is None or copy.is_answered:
             return None
-        copy.is_answered = copy.is_born = True
-        copy.problem = "was lost while its snapshot was taken"
+        copy.is_answered, copy.problem = True, "was lost while its snapshot was taken"
         return self._advance()
 
     def _advance(self) -> Failure | Table | None:
@@ -263,29 +263,28 @@ class Snapshots:
         if not self._taking or not all(copy.is_answered and (copy.is_born or copy.problem) for copy in copies):
             return None
         name, self._taking, self._by_s = self._taking, "", math.inf
-        failed = [copy for copy in copies if copy.problem]
-        if not failed:
+        failed = next((copy for copy in copies if copy.problem), None)
+        if failed is None:
             return self.table(name)
-        first = failed[0]
-        fail = self._refused if first.is_refused else self._limit if first.is_limited else self._lost
         self.drop([name])
-        return fail(first.problem, first.row)
+        return self._failure(failed.code, failed.problem, failed.row)
 
     # --- restoring ----------------------------------------------------------------------------------------------------
 
     def restore(self, wanted: SnapshotRequest, now_s: float) -> Failure | None:
         copies = self._taken.get(wanted.name)
         if copies is None:
-            return self._lost(f"this session has no snapshot {wanted.name!r}: it was dropped")
+            return self._failure(LOST, f"this session has no snapshot {wanted.name!r}: it was dropped")
         rows = wanted.rows or sorted(copies)
         sources = wanted.sources or rows
         if list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs or len(sources) != len(rows):
             return refusal("the rows to restore must ascend, be envs of this session, and have a source each")
         for source in sources:
             if source not in copies:
-                return self._refused(f"is none of the envs {sorted(copies)} of snapshot {wanted.name!r}", source)
+                text = f"is none of the envs {sorted(copies)} of snapshot {wanted.name!r}"
+                return self._failure(REFUSED, text, source)
             if why := copies[source].why_lost:
-                return self._lost(why, source)
+                return self._failure(LOST, why, source)
         by_row = dict(zip(rows, map(copies.__getitem__, sources), strict=True))
         self.restoring = restore = Restore(wanted.name, by_row, wanted.action == "prepare")
         self._by_s = now_s + self._make.faults.call_s
@@ -295,15 +294,14 @@ class Snapshots:
 
     def _start(self, slot: Slot, copy: EnvCopy, now_s: float, spare: bool) -> Process:
         serial = (copy.base or copy).serial
+        self._following.add(slot.rows[0])
         return self._launcher.start_restored(slot, serial, copy.name, copy.requests, now_s, spare)
 
-    def restart(self, slot: Slot, now_s: float) -> bool:
-        """Start the next process of a slot from the newest snapshot of its row; False if there is none."""
-        if (copy := self._newest(slot.rows[0])) is None:
-            return False
-        self._of_rows[copy.row] = copy.base or copy
-        self._start(slot, copy, now_s, spare=False)
-        return True
+    def restart(self, slot: Slot, now_s: float) -> None:
+        """Start the next process of a slot from the newest snapshot of its row, if there is one."""
+        if (copy := self._newest(slot.rows[0])) is not None:
+            self._of_rows[copy.row] = copy.base or copy
+            self._start(slot, copy, now_s, spare=False)
 
     def _newest(self, row: int) -> EnvCopy | None:
         of_row = (copies[row] for copies in reversed(self._taken.values()) if row in copies)
@@ -330,7 +328,8 @@ class Snapshots:
         """Have the rows change hands for which all is prepared."""
         restore = self.restoring
         if restore is None or restore.name != wanted.name or not restore.is_ready:
-            return self._lost(f"no restore from snapshot {wanted.name!r} is prepared: its processes have ended")
+            text = f"no restore from snapshot {wanted.name!r} is prepared: its processes have ended"
+            return self._failure(LOST, text)
         return self._hand_over(restore, now_s)
 
     def cancel(self) -> None:
@@ -390,7 +389,7 @@ class Snapshots:
             if self._slots.process(each.number) is not None:
                 each.stage = Stage.LEAVING
                 self._effects.kill(each.number)
-        return self._lost(text, row)
+        return self._failure(LOST, text, row)
 
     def on_elapsed(self, now_s: float) -> Failure | None:
         """Drop what is too old, and give up what takes too long."""
@@ -402,7 +401,7 @@ class Snapshots:
         if self._taking:
             self.drop([self._taking])
             self._taking, self._by_s = "", math.inf
-            return self._lost(f"the snapshot {text}")
+            return self._failure(LOST, f"the snapshot {text}")
         restore = self.restoring
         assert restore is not None
         if not restore.handed_over:

@@ -178,7 +178,7 @@ class EnvCalls:
 
 def _note_change(target: Target) -> None:
     if isinstance(target, SnapshotRow):
-        target.changed()
+        target.forget_requests()
 
 
 def _has_attribute(env: Any, name: str) -> bool:

@@ -20,12 +20,12 @@ import signal
 import socket
 import stat
 import threading
-from typing import Any, Collection, Iterator, NamedTuple
+from typing import Collection, Iterator, NamedTuple
 
 from envhub_server.ipc import process_marks
 
 PHRASES_MAX = 8
-OWN_MEMORY = ("/memfd:envhub-",)  # of a worker itself
+OWN_MEMORY = "/memfd:envhub-"  # of a worker itself; how ``/proc`` names it, in mappings and descriptors
 HARMLESS_DEVICES = {f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")}
 HARMLESS_THREADS = {"SDLTimer"}  # pygame leaves it, and it has nothing to do
 
@@ -38,21 +38,15 @@ _OPENMP = re.compile(r"(gomp|iomp5|libomp)[^/]*$")
 _TIMERS = {name: getattr(signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")}
 
 
-def what_cannot_be_copied(own: Collection[int], own_maps: Collection[str] = ()) -> list[str]:
+def what_cannot_be_copied(own: Collection[int]) -> list[str]:
     """List what a fork of this process would share with it or lack, each in words such as "the pipe 9"; at most 9.
 
-    Threads are not among them: see ``threads_left``.
-
-    Args:
-        own: descriptors of the worker itself, which are left out, as are 1 and 2.
-        own_maps: beginnings of the names of shared memory that is left out, as ``/proc/self/maps`` has them; so are its
-            descriptors, as those that each ``mmap`` of Python has.
+    Threads are not among them: see ``threads_left``. Left out are ``own`` descriptors, 1, 2, and ``OWN_MEMORY``.
     """
-    ours = tuple(own_maps)
     shared = _shared_memory(_read("/proc/self/maps"))
     phrases = [f"the child process {pid} ({_process_name(pid)})" for pid in process_marks.children(os.getpid())]
-    phrases += [phrase for name, phrase in shared.items() if not name.startswith(ours)]
-    files = (file for file in _open_files(own) if not file.path.startswith(ours))
+    phrases += [phrase for name, phrase in shared.items() if not name.startswith(OWN_MEMORY)]
+    files = (file for file in open_files(own) if not file.path.startswith(OWN_MEMORY))
     phrases += filter(None, (_why_not(file, shared) for file in files))
     phrases += [f"the timer {name}" for name, timer in _TIMERS.items() if any(signal.getitimer(timer))]
     phrases += ["a timer of POSIX"] * bool(_read("/proc/self/timers"))
@@ -91,7 +85,7 @@ def reopen_files(own: Collection[int]) -> None:
     meanwhile moves the offset, so it waits until this has returned.
     """
     files: dict[tuple[int, int], list[list[OpenFile]]] = {}
-    for file in _open_files(own):
+    for file in open_files(own):
         if file.is_only_read:
             same = files.setdefault((file.status.st_dev, file.status.st_ino), [])
             duplicates = next((each for each in same if _is_duplicate(each[0].number, file.number)), None)
@@ -135,7 +129,8 @@ class OpenFile(NamedTuple):
         return opened
 
 
-def _open_files(own: Collection[int]) -> Iterator[OpenFile]:
+def open_files(own: Collection[int]) -> Iterator[OpenFile]:
+    """The open descriptors of this process, without its ``own``, 1 and 2."""
     for number in sorted({*map(int, os.listdir("/proc/self/fd"))} - {1, 2, *own}):
         with contextlib.suppress(FileNotFoundError):  # the descriptor by which they were listed
             link = b"/proc/self/fd/%d" % number
@@ -196,7 +191,7 @@ def _is_duplicate(number: int, other: int) -> bool:
 
 
 def _describe_socket(number: int) -> str:
-    """The kind of a socket, with the address it is connected with or else its own; empty for a harmless one."""
+    """The family and type of a socket, with its peer's address or else its own; empty for a harmless one."""
     blocks = os.get_blocking(number)
     try:
         opened = socket.socket(fileno=number)
@@ -204,20 +199,12 @@ def _describe_socket(number: int) -> str:
         return "of an unknown kind"
     try:
         os.set_blocking(number, blocks)  # ``socket.setdefaulttimeout`` is for new sockets
-        address: Any = opened.getsockname()
+        address = opened.getsockname()
         with contextlib.suppress(OSError):  # it is not connected
             address = opened.getpeername() or address
-        if opened.family == socket.AF_UNIX:
-            # An abstract name begins with a null, and Python gives it as bytes.
-            name = address if isinstance(address, str) else address.decode(errors="backslashreplace")
-            return f"Unix, {name}".replace("\0", "@") if name else "Unix"
         if opened.family == socket.AF_NETLINK and opened.proto == NETLINK_KOBJECT_UEVENT:
             return ""  # pygame has one, for joysticks
-        if opened.family not in (socket.AF_INET, socket.AF_INET6):
-            return str(getattr(opened.family, "name", opened.family))
-        kind = {socket.SOCK_STREAM: "TCP", socket.SOCK_DGRAM: "UDP"}.get(opened.type, "raw")
-        host, port = address[:2]
-        return f"{kind}, {f'[{host}]' if ':' in host else host}:{port}" if port else kind
+        return ", ".join(str(getattr(each, "name", each)) for each in (opened.family, opened.type, address) if each)
     finally:
         opened.detach()
 

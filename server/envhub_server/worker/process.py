@@ -25,7 +25,13 @@ from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
-from envhub_server.worker.copyable import OWN_MEMORY, pause_openmp, reopen_files, threads_left, what_cannot_be_copied
+from envhub_server.worker.copyable import (
+    open_files,
+    pause_openmp,
+    reopen_files,
+    threads_left,
+    what_cannot_be_copied,
+)
 from envhub_server.worker.name_lister import NameLister
 from envhub_server.worker.snapshot_row import SnapshotRow
 from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
@@ -53,7 +59,7 @@ class Worker:
     is_copied = False  # True while a fork is a copy of this worker, and no process of an env
 
     def __init__(self, channel: Channel, host: Host) -> None:
-        self._channel, self._host = self.channel, self.host = channel, host
+        self.channel, self.host = channel, host
         self._takes = 0
         self._stale: list[Any] = []  # of other processes; to free them would unmap what is at their addresses now
         self._poller = new_poller()
@@ -71,6 +77,7 @@ class Worker:
             control.Build: self._build,
             control.BuildRest: self._builder.build_rest,
             control.Draw: self._calls.draw,
+            control.ForgetRequests: self._forget_requests,
             control.Leave: self._handover.leave,
             control.ListNames: self._names.list,
             control.MapArena: self._map_arena,
@@ -91,7 +98,7 @@ class Worker:
                 is_over = True
 
     def _run(self) -> None:
-        channel, bells, stepper = self._channel.fileno(), self._bells, self._stepper
+        channel, bells, stepper = self.channel.fileno(), self._bells, self._stepper
         try:
             while True:
                 spun = 0
@@ -103,7 +110,7 @@ class Worker:
                         if descriptor == bells.hub_bell:
                             bells.silence()
                         stepper.serve_rows()
-                    elif descriptor == channel and not all(map(self.handle, self._channel.receive() or ())):
+                    elif descriptor == channel and not all(map(self.handle, self.channel.receive() or ())):
                         return
         except ChannelClosed as closed:
             if isinstance(closed.__cause__, OSError) and closed.__cause__.errno in (errno.EBADF, errno.ENOTSOCK):
@@ -132,35 +139,36 @@ class Worker:
     def _take_snapshot(self, wanted: control.TakeSnapshot) -> None:
         row = self._row
         if row is not None and not wanted.forks:
-            self._channel.send(row.derived(wanted))
+            self.channel.send(row.derived(wanted))
             return
-        (end,) = self._channel.take_descriptors(1)
-        if row is None:
-            problems = ["the envs of its process, which are one vector env"]
-        elif why := row.keep(wanted):
-            problems = [why]
-        else:
-            own = self._own_descriptors() | {end}
-            problems = [] if wanted.unsafe else _with_remedy(what_cannot_be_copied(own, OWN_MEMORY))
+        (end,) = self.channel.take_descriptors(1)
+        problems = ["the envs of its process, which are one vector env"] if row is None else row.keep(wanted)
+        if not problems and not wanted.unsafe:
+            problems = _with_remedy(what_cannot_be_copied(self._own_descriptors() | {end}))
         if problems:
             os.close(end)
         else:
             self._prepare_for_fork()
-            self._host.zygote.fork_snapshot(end, self)
+            self.host.zygote.fork_snapshot(end, self)
             problems = [] if wanted.unsafe else _with_remedy([f"the thread {name}" for name in threads_left()])
         nothing = control.SnapshotTaken(wanted.serial, problems)
-        self._channel.send(nothing if row is None else row.described(wanted.serial, problems))
+        self.channel.send(nothing if row is None else row.described(wanted.serial, problems))
 
     def _replay(self, wanted: control.RepeatRequests) -> None:
-        row, (memory,) = self._row, self._channel.take_descriptors(1)
+        row, (memory,) = self._row, self.channel.take_descriptors(1)
         assert row is not None
         try:
             with open(memory, "rb") as file:
                 file.seek(0)
-                problem = row.replay(wanted.name, file.read())
+                why = row.replay(wanted.name, file.read())
         except Exception as error:
-            problem = f"cannot be asked the same again: {self._reports.one_line(error)}"
-        self._channel.send(control.RequestsRepeated(problem))
+            why = f"cannot be asked the same again: {self._reports.one_line(error)}"
+        if why:
+            self.channel.send(control.NotRepeated(why))
+
+    def _forget_requests(self, _: control.ForgetRequests) -> None:
+        if (row := self._row) is not None:
+            row.forget_requests()
 
     @property
     def _row(self) -> SnapshotRow | None:
@@ -179,27 +187,26 @@ class Worker:
         gc.freeze()  # a collection would write to pages that this process and its copies share
 
     def _own_descriptors(self) -> set[int]:
-        """All descriptors of this process that are not the env's."""
-        in_memory = {each for each, name in open_files().items() if name.startswith(OWN_MEMORY)}
-        bells, host = self._bells.descriptors, self._host.descriptors
-        return {self._channel.fileno(), self._poller.fileno(), *bells, *host, *in_memory}
+        """All descriptors of this process that are not the env's, without those of ``OWN_MEMORY``."""
+        bells, host = self._bells.descriptors, self.host.descriptors
+        return {self.channel.fileno(), self._poller.fileno(), *bells, *host}
 
     def leave_to_the_other(self) -> None:
         """Close what a copy of this process must not have: the hub would not see the end of the other one."""
         reopen_files(self._own_descriptors())
-        self._host.close()
-        self._channel.close()
+        self.host.close()
+        self.channel.close()
         self._poller.close()
-        self._bells.renew(self._poller)
+        self._bells.close()
         self._stale += [self._stepper._arena, self._envs.trace]
-        for each, name in open_files().items():
-            if name.startswith(ARENA_MEMORY):  # mmap has copies of its own
-                os.close(each)
+        for file in open_files(()):
+            if file.path.startswith(ARENA_MEMORY):  # mmap has copies of its own
+                os.close(file.number)
 
     def renew(self) -> None:
         """Be a worker of its own, which a snapshot has forked."""
         self._poller = new_poller()
-        self._poller.register(self._channel.fileno(), select.EPOLLIN)
+        self._poller.register(self.channel.fileno(), select.EPOLLIN)
         self._bells.renew(self._poller)
         self._envs.set_trace(None)
         if (row := self._row) is not None:
@@ -213,7 +220,7 @@ class Worker:
 
     def _map_arena(self, mapped: control.MapArena) -> bool:
         envs, count = self._envs, len(control.ArenaDescriptors._fields) - (not mapped.trace_bytes_max)  # it is the last
-        descriptors = control.ArenaDescriptors(*self._channel.take_descriptors(count))
+        descriptors = control.ArenaDescriptors(*self.channel.take_descriptors(count))
         self._bells.attach(descriptors)
         arena = Arena(mapped.layout(), descriptors.memory)
         os.close(descriptors.memory)
@@ -230,12 +237,12 @@ class Worker:
         self._stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
         self._calls.attach(arena)
         self._handover.attach(arena)
-        self._channel.send(control.Mapped())
+        self.channel.send(control.Mapped())
         return True
 
     def _attach_rows(self, mapped: control.MapArena, arena: Arena) -> bool:
         def send_template(number: int, example: bytes, nbytes: int) -> None:
-            self._channel.send(control.InfoTemplate(number, example, nbytes))
+            self.channel.send(control.InfoTemplate(number, example, nbytes))
 
         build, group = self._envs.build, self._envs.groups[0]
         info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
@@ -249,7 +256,7 @@ class Worker:
             for group in self._envs.groups:
                 self._envs.spaces.check(group.env)
                 finite_only = build.on_invalid != "pass"
-                group.attach(arena, observed, acted, self._channel.send, columns, finite_only, info_bytes_max)
+                group.attach(arena, observed, acted, self.channel.send, columns, finite_only, info_bytes_max)
         except BaseException as error:
             self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
             return False
@@ -257,12 +264,12 @@ class Worker:
 
     def _close_envs(self) -> None:
         for group in self._envs.groups or self._handover.left:
-            self._channel.send(control.Closing(list(group.indices)))
+            self.channel.send(control.Closing(list(group.indices)))
             try:
                 group.env.close()
             except BaseException as error:
                 self._stepper.report_closing(error, group)
-        self._channel.send(control.Closing([]))
+        self.channel.send(control.Closing([]))
 
     def close(self) -> None:
         self._envs.set_trace(None)
@@ -289,15 +296,6 @@ def main(channel: Channel, host: Host) -> None:
 
 def _with_remedy(problems: list[str]) -> list[str]:
     return [*problems, "snapshots='unsafe' copies it all the same"] if problems else []
-
-
-def open_files() -> dict[int, str]:
-    """The open descriptors of this process, and what they are."""
-    files = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one by which they were listed
-            files[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return files
 
 
 class _ForkedAway:

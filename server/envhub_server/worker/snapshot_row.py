@@ -11,17 +11,18 @@ import hashlib
 import random
 import sys
 from dataclasses import replace
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from envhub.arena.memory import ENDED, FRESH, REPORT_PENDING
 from envhub.protocol.messages import Failure
-from envhub.values import codec
+from envhub.values import codec, spaces
+from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.context import PendingFailure
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.row import DISABLED, EnvRunner, Row, _as_dict
+from envhub_server.worker.row import DISABLED, EnvRunner, Row
 
 _INVALID = codec.encode({"invalid_transition": True})
 REQUESTS_MAX = 20_000  # that are kept of one env
@@ -29,14 +30,11 @@ REQUESTS_BYTES_MAX = 1 << 24  # of all of them
 
 
 class KeptResult(NamedTuple):
-    """The part of a row that is in the arena, which is not mapped in a copy of its process."""
+    """What a row has shown last; the arena, which has it, is not mapped in a copy of its process."""
 
     snapshot: str  # the name of the snapshot
     needs_reset: int
-    observation: Any  # an array for each leaf of fixed size; after a replay the env's own observation
-    objects: bytes  # the other leaves
-    info: Any
-    is_replayed: bool = False
+    observation: Any  # as the env gave it
 
 
 class RequestLog:
@@ -45,7 +43,7 @@ class RequestLog:
     def __init__(self, runner: EnvRunner) -> None:
         self.runner, self.env = runner, runner.env
         self.forget()
-        self.result: Any = None  # of the last request; the info is its last item
+        self.result: Any = None  # of the last request, which the row has shown; the info is its last item
 
     def forget(self) -> None:
         """Keep nothing: the env was changed by something else, or was asked too much."""
@@ -55,19 +53,19 @@ class RequestLog:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         self._keep("reset", seed, options)
-        self.result = result = self.runner.reset(seed, options)
-        return result
+        self.result = self.runner.reset(seed, options)
+        return self.result
 
     def autoreset(self) -> Any:
         self._keep("autoreset")
-        self.result = result = self.runner.autoreset()
-        return result
+        self.result = self.runner.autoreset()
+        return self.result
 
     def step(self, action: Any) -> Any:
         if self._bases:  # else no call is made for what is not kept
             self._keep("step", action)
-        self.result = result = self.runner.step(action)
-        return result
+        self.result = self.runner.step(action)
+        return self.result
 
     def reseed(self, seed: int) -> None:
         self._keep("reseed", seed)
@@ -116,10 +114,9 @@ class RequestLog:
 
 
 class SnapshotRow(Row):
-    """A row that counts its episodes and steps, and remembers its last info."""
+    """A row that counts its episodes and steps."""
 
     steps = episode = 0
-    _info_given: Any = None
     _taken: KeptResult | None = None  # by the snapshot that is taken
     _restored: KeptResult | None = None  # in a restored process, until it has shown this
 
@@ -135,30 +132,37 @@ class SnapshotRow(Row):
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
     ) -> None:
         super()._store(observation, reward, terminated, truncated, info, method)
-        self._info_given, self._restored = info, None
+        self._restored = None
         if method == "step":
             self.steps += 1
         else:
             self.steps, self.episode = 0, self.episode + 1
 
-    def changed(self) -> None:
-        """Note that the env was called, which no replay does again."""
+    def forget_requests(self) -> None:
+        """Keep nothing for later snapshots: none follows, or the env was called, which no replay does again."""
         self._runner.forget()
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    def keep(self, wanted: control.TakeSnapshot) -> str:
-        """Keep the row's last result for a copy of this process; returns why it has none, else nothing."""
+    def keep(self, wanted: control.TakeSnapshot) -> list[str]:
+        """Keep the row's last result for a copy of this process; returns why it has none."""
         if why := self._why_not_kept():
             return why
-        needs_reset, slot = self._needs_reset[self.index], self._done[self.index] & 1
-        observation = [leaf[slot, self.index].copy() for leaf in self._arena.observations]
-        self._taken = KeptResult(wanted.name, needs_reset, observation, self._last_objects, self._info_given)
+        observation = spaces.assemble(self._observation_space, self._shown())
+        self._taken = KeptResult(wanted.name, self._needs_reset[self.index], observation)
         self._runner.begin(wanted.serial)
-        return ""
+        return []
 
-    def _why_not_kept(self) -> str:
-        return "its env, which is to be reset first" * (self.awaits_first_reset or not self.episode)
+    def _shown(self) -> Iterator[Any]:
+        """The leaves of the last observation; those that the env returned may have changed since."""
+        slot = self._done[self.index] & 1
+        arrays = iter([leaf[slot, self.index].copy() for leaf in self._arena.observations])
+        objects = iter(codec.decode(self._last_objects, self._exact is codec.as_pickle) if self._last_objects else [])
+        for leaf in spaces.leaves(self._observation_space):
+            yield next(objects if leaf == OBJECT else arrays)
+
+    def _why_not_kept(self) -> list[str]:
+        return ["its env, which is to be reset first"] * (self.awaits_first_reset or not self.episode)
 
     def described(self, serial: int, problems: list[str]) -> control.SnapshotTaken:
         ended = self._needs_reset[self.index] == ENDED
@@ -166,10 +170,8 @@ class SnapshotRow(Row):
 
     def derived(self, wanted: control.TakeSnapshot) -> control.SnapshotTaken:
         """The snapshot as an earlier one of those that are kept, and the requests since then, if there is one."""
-        if why := self._why_not_kept():
-            return self.described(wanted.serial, [why])
-        taken = self.described(wanted.serial, [])
-        if (since := self._runner.since_last(wanted.kept)) is None:
+        taken = self.described(wanted.serial, self._why_not_kept())
+        if taken.problems or (since := self._runner.since_last(wanted.kept)) is None:
             return taken
         base, requests = since
         facts = self._needs_reset[self.index], self.steps, self.episode, self._runner.digest()
@@ -186,8 +188,7 @@ class SnapshotRow(Row):
         requests, needs_reset, self.steps, self.episode, digest = codec.decode(blob)
         if why := self._runner.replay(requests, digest):
             return str(why)
-        observation, info = self._runner.result[0], self._runner.result[-1]
-        self._restored = KeptResult(name, needs_reset, observation, b"", info, is_replayed=True)
+        self._restored = KeptResult(name, needs_reset, self._runner.result[0])
         return ""
 
     def take_over(
@@ -228,18 +229,8 @@ class SnapshotRow(Row):
     def _show(self, kept: KeptResult) -> None:
         if self.trace is not None:
             self.trace.restored(self, kept.snapshot)
-        index, arena, slot = self.index, self._arena, self._request[self.index] & 1
-        # Those of SAME_STEP are of the episode before.
-        info = {name: each for name, each in _as_dict(kept.info).items() if name not in ("final_obs", "final_info")}
-        if kept.is_replayed:
-            super()._store(kept.observation, 0.0, False, False, info)
-        else:
-            for leaf, array in zip(arena.observations, kept.observation):
-                leaf[slot, index] = array
-            arena.rewards[index] = arena.terminations[index] = arena.truncations[index] = 0
-            self._last_objects = kept.objects
-            self._info.store(info, kept.objects)
-        self._needs_reset[index], self._info_given, self._restored = kept.needs_reset, kept.info, None
+        super()._store(kept.observation, 0.0, False, False, self._runner.result[-1])
+        self._needs_reset[self.index], self._restored = kept.needs_reset, None
 
 
 def reseed_all(env: Any, seed: int) -> None:

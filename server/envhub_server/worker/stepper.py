@@ -58,22 +58,22 @@ RINGS_BYTES = 1 << 16  # more than a pipe can hold
 class Bells:
     """The bells of the arena."""
 
+    waking: tuple[int, ...] = ()  # the hub's and the client's, which wake this worker
+    hub_bell = -1  # the hub's; -1 before there is an arena
+
     def __init__(self, poller: select.epoll) -> None:
+        self._of_drivers: dict[int, int] = {}
+        self.renew(poller)
+
+    def renew(self, poller: select.epoll) -> None:
+        """Watch none of the bells; also in a copy of the process, which has this poller."""
         self._poller = poller
-        self.waking: tuple[int, ...] = ()  # the hub's and the client's, which wake this worker
-        self.hub_bell = -1  # the hub's; -1 before there is an arena
         self.serving = False  # whether the rows in the arena are this worker's; only then the bells are watched
         self.spinner = Spinner(0, time.perf_counter_ns)  # spins before the worker parks; never before the worker serves
-        self._of_drivers: dict[int, int] = {}
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         return *self.waking, *self._of_drivers.values()
-
-    def renew(self, poller: select.epoll) -> None:
-        """Have none of the bells any more, in a copy of the process, which has this poller."""
-        self.close()
-        self.__init__(poller)  # type: ignore[misc]
 
     def attach(self, descriptors: ArenaDescriptors) -> None:
         self.hub_bell = descriptors.hub_bell
@@ -107,6 +107,7 @@ class Bells:
     def close(self) -> None:
         for bell in self.descriptors:
             os.close(bell)
+        self.waking, self._of_drivers = (), {}
 
 
 class Handover:

@@ -19,7 +19,7 @@ from envhub_server.ipc import control
 from envhub_server.ipc.process_marks import listed_children, private_bytes
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.context import WorkerContext
-from envhub_server.worker.copyable import OWN_MEMORY, pause_openmp, threads_left, what_cannot_be_copied
+from envhub_server.worker.copyable import pause_openmp, threads_left, what_cannot_be_copied
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.row import EnvRunner
 from envhub_server.worker.shared_process import SharedState, is_cheap, may_share_process
@@ -95,7 +95,7 @@ class EnvTrial:
         return {**facts, "left": left + [f"{count} {what}" for what, count in counts.items() if count > 0]}
 
     def _what_cannot_be_copied(self) -> list[str]:
-        problems = what_cannot_be_copied(self._own, OWN_MEMORY)
+        problems = what_cannot_be_copied(self._own)
         pause_openmp()
         self._host.zygote.fork_nothing()
         return problems + [f"the thread {name}" for name in threads_left()]

@@ -293,7 +293,7 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 BUDGETS = {
     "client/envhub_client": (1255, 10),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
     "client/envhub_client/connection": (1658, 7),  # waits for the window; snapshots
-    "client/envhub_client/envs": (1938, 8),  # a frame of an env that was made again; a missing result of a call is a breach; snapshots
+    "client/envhub_client/envs": (1938, 8),  # a missing result of a call is a breach; snapshots
     "client/envhub_client/federation": (2090, 10),  # snapshots
     "client/envhub_client/frameworks": (1380, 8),  # snapshots; 18 say what is left of retired names
     "client/envhub_client/lanes": (1144, 5),  # times steps; posts resets and calls in shared memory, past the hub
@@ -316,13 +316,13 @@ BUDGETS = {
     "server/envhub_server": (1955, 10),
     "server/envhub_server/catalog": (738, 4),
     "server/envhub_server/hub": (3630, 12),  # slow requests; table of sessions; actions on workers; snapshots
-    "server/envhub_server/ipc": (1213, 7),  # slow requests; frames; trials of envs; snapshots
+    "server/envhub_server/ipc": (1224, 7),  # slow requests; frames; trials of envs; snapshots
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
     "server/envhub_server/network": (2305, 10),  # who acts; restarts by order
     "server/envhub_server/processes": (1575, 6),  # reads stacks of workers that run; snapshots
     "server/envhub_server/session": (3501, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots
-    "server/envhub_server/worker": (5811, 23),  # snapshots; resets envs to show their first frames
+    "server/envhub_server/worker": (5811, 23),
     "server/envhub_server/web": (1240, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 

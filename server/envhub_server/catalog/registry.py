@@ -354,18 +354,18 @@ def key(make: Make) -> str:
 
 
 class ForkedImports:
-    """Which envs a worker that was forked with the imports of another could not make, of those that were made last."""
+    """Remembers the last envs that a worker could not make which was forked with the imports of another."""
 
     def __init__(self) -> None:
-        self._unfit: dict[str, None] = {}  # in the order of their last making
+        self._unshared: dict[str, None] = {}  # in the order of their last making
 
-    def fit(self, make: Make) -> bool:
-        return key(make) not in self._unfit
+    def are_shared(self, make: Make) -> bool:
+        return key(make) not in self._unshared
 
-    def learn(self, make: Make, fit: bool) -> None:
+    def learn(self, make: Make, are_shared: bool) -> None:
         at = key(make)
-        self._unfit.pop(at, None)
-        if at and not fit:
-            self._unfit[at] = None
-            if len(self._unfit) > ENVS_MAX:
-                del self._unfit[next(iter(self._unfit))]
+        self._unshared.pop(at, None)
+        if at and not are_shared:
+            self._unshared[at] = None
+            if len(self._unshared) > ENVS_MAX:
+                del self._unshared[next(iter(self._unshared))]

@@ -30,7 +30,7 @@ REQUESTS_BYTES_MAX = 1 << 24  # of all of them
 
 
 class KeptResult(NamedTuple):
-    """What a row has shown last; the arena, which has it, is not mapped in a copy of its process."""
+    """The last result of a row; the arena, which has it, is not mapped in a copy of its process."""
 
     snapshot: str  # the name of the snapshot
     needs_reset: int
@@ -148,12 +148,12 @@ class SnapshotRow(Row):
         """Keep the row's last result for a copy of this process; returns why it has none."""
         if why := self._why_not_kept():
             return why
-        observation = spaces.assemble(self._observation_space, self._shown())
+        observation = spaces.assemble(self._observation_space, self._observed())
         self._taken = KeptResult(wanted.name, self._needs_reset[self.index], observation)
         self._runner.begin(wanted.serial)
         return []
 
-    def _shown(self) -> Iterator[Any]:
+    def _observed(self) -> Iterator[Any]:
         """The leaves of the last observation; those that the env returned may have changed since."""
         slot = self._done[self.index] & 1
         arrays = iter([leaf[slot, self.index].copy() for leaf in self._arena.observations])

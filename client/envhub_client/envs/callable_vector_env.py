@@ -118,8 +118,8 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         while True:
             call = self._pending_call
             try:
-                found = self._session.wait_call(call, timeout, self._decoder(call))
-                results = tuple(map(found.__getitem__, rows))
+                by_row = self._session.wait_call(call, timeout, self._decoder(call))
+                results = tuple(map(by_row.__getitem__, rows))
             except (WorkerDied, EnvTimeout) as error:
                 again: Call | None = self._rendering.after_failure(call, error)
             else:

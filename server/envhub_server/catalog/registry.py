@@ -359,18 +359,18 @@ def key(make: Make) -> str:
 
 
 class ForkedImports:
-    """Which envs a worker that was forked with the imports of another could not make, of those that were made last."""
+    """Says which envs can be made by workers that are forked with the imports of another; knows those made last."""
 
     def __init__(self) -> None:
-        self._unfit: dict[str, None] = {}  # in the order of their last making
+        self._refused: dict[str, None] = {}  # those that cannot, in the order of their last making
 
-    def fit(self, make: Make) -> bool:
-        return key(make) not in self._unfit
+    def suits(self, make: Make) -> bool:
+        return key(make) not in self._refused
 
-    def learn(self, make: Make, fit: bool) -> None:
+    def learn(self, make: Make, suits: bool) -> None:
         at = key(make)
-        self._unfit.pop(at, None)
-        if at and not fit:
-            self._unfit[at] = None
-            if len(self._unfit) > ENVS_MAX:
-                del self._unfit[next(iter(self._unfit))]
+        self._refused.pop(at, None)
+        if at and not suits:
+            self._refused[at] = None
+            if len(self._refused) > ENVS_MAX:
+                del self._refused[next(iter(self._refused))]

@@ -124,11 +124,11 @@ def test_last_making_counts_and_envs_that_were_made_longest_ago_make_room() -> N
     for make in makes:
         imports.learn(make, False)
     imports.learn(makes[-1], True)
-    assert [imports.are_shared(makes[number]) for number in (0, 1, 2, -1)] == [True, True, False, True]
+    assert [imports.suits(makes[number]) for number in (0, 1, 2, -1)] == [True, True, False, True]
 
 
 def test_env_that_cannot_be_told_from_others_is_not_remembered() -> None:
     imports = ForkedImports()
     for make in (Make(4, factories=b"f"), Make(4, "CartPole-v1", runner=b"r")):
         imports.learn(make, False)
-        assert key(make) == "" and imports.are_shared(make)
+        assert key(make) == "" and imports.suits(make)

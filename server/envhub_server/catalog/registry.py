@@ -354,18 +354,18 @@ def key(make: Make) -> str:
 
 
 class ForkedImports:
-    """Remembers the last envs that a worker could not make which was forked with the imports of another."""
+    """Says which envs can be made by workers that are forked with the imports of another; knows those made last."""
 
     def __init__(self) -> None:
-        self._unshared: dict[str, None] = {}  # in the order of their last making
+        self._refused: dict[str, None] = {}  # those that cannot, in the order of their last making
 
-    def are_shared(self, make: Make) -> bool:
-        return key(make) not in self._unshared
+    def suits(self, make: Make) -> bool:
+        return key(make) not in self._refused
 
-    def learn(self, make: Make, are_shared: bool) -> None:
+    def learn(self, make: Make, suits: bool) -> None:
         at = key(make)
-        self._unshared.pop(at, None)
-        if at and not are_shared:
-            self._unshared[at] = None
-            if len(self._unshared) > ENVS_MAX:
-                del self._unshared[next(iter(self._unshared))]
+        self._refused.pop(at, None)
+        if at and not suits:
+            self._refused[at] = None
+            if len(self._refused) > ENVS_MAX:
+                del self._refused[next(iter(self._refused))]

@@ -320,7 +320,7 @@ class HubRequests:
         name, replays = request.token[:NAME_BYTES].hex(), ""
         if self._kept is not None:
             replays = name_beginning(make.name, name + secrets.token_hex(4))
-        shares_imports = self._services.forked_imports.are_shared(make)
+        shares_imports = self._services.forked_imports.suits(make)
         planned = planner.plan(admission, _machine(self.config.cpus), shares_imports, self.config, name, replays)
         if isinstance(planned, SessionPlan) and (why := descriptor_guard.shortage(planned.processes)):
             return Failure("limit", "hub", why)

@@ -126,8 +126,8 @@ def plan(
     cpus, most = (int(min(count, admission.workers_max)) for count in (machine.cpus, machine.workers_max))
     machine = replace(machine, cpus=cpus, workers_max=most)
     count = _count(admission, machine, config.workers if isinstance(config.workers, int) else None)
-    one_each = hosting.shares_process is False and not admission.recipe.settings.vector
-    if one_each and count is not None and (why := lacking(make.num_envs, count, machine)):
+    needs_own = hosting.shares_process is False and not admission.recipe.settings.vector
+    if needs_own and count is not None and (why := lacking(make.num_envs, count, machine)):
         return Failure("refused", "request", why)
     workers = first_workers(make.name, make.num_envs, machine.cpus) if count is None else count.workers
     rules = WorkerRules(

@@ -167,4 +167,4 @@ def test_whatever_is_killed_no_snapshot_is_wrong_and_nothing_is_left(
             kills["hub"] += 1
             assert wait_until(lambda: not any(map(psutil.pid_exists, below)))  # noqa: B023
     print(f"{acts()} acts: {dict(done)}; killed: {dict(kills)}; Pss of the last hub {grown / 2**20:+.1f} MiB")
-    assert kills["new envhub-worker"] and kills["envhub-snapshot"] and done["compared"] > count // 3
+    assert kills["new envhub-worker"] and kills["envhub-snapshot"] and done["compared"] > count // 10

@@ -749,8 +749,21 @@ class Spelling(OneHub):
         return super()._batch(rows, into)._replace(rows=[(row, codec.encode_pair(word, b"")) for row in rows.tolist()])
 
 
-def test_reset_says_no_words_of_rows_that_it_leaves_out() -> None:
+def test_reset_shows_the_words_of_rows_that_it_leaves_out_as_they_were_received() -> None:
     lane = lane_of(Spelling(0.0), Spelling(10.0), has_object_leaves=True)
+    lane.begin_rows(np.array([4]), b"c", [np.array([4])])
+    lane.taken(lane.wait_rows(1, 0).env_ids)  # type: ignore[arg-type]
     lane.begin_reset(Reset([], [True] * 3 + [False] * 3))
     words = [codec.decode_pair(blob)[0] for _, blob in lane.wait(None).rows]
-    assert [bytes(word) for word in words] == [codec.encode(["word 1"])] * 3 + [b""] * 3
+    assert [bytes(word) for word in words] == [codec.encode(["word 1"])] * 3 + [b"", codec.encode(["word 1"]), b""]
+
+
+def test_reset_shows_the_words_of_a_step_that_raised_on_another_hub_beside_its_numbers() -> None:
+    lane = lane_of(Spelling(0.0), RaisesOnce(10.0, ValueError("env 4 raised")), has_object_leaves=True)
+    lane.begin_step(b"c", [np.arange(6)], b"")
+    with pytest.raises(ValueError, match="env 4 raised"):
+        lane.wait(None)
+    lane.parts[1].lane = Spelling(10.0)  # type: ignore[assignment]
+    lane.begin_reset(Reset([], [False] * 3 + [True] * 3))
+    words = [codec.decode_pair(blob)[0] for _, blob in sorted(lane.wait(None).rows)]
+    assert [bytes(word) for word in words[:3]] == [codec.encode(["word 1"])] * 3

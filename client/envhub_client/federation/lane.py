@@ -62,6 +62,8 @@ class FederatedLane:
         self._sent = np.frombuffer(self._sent_bytes, np.bool_)  # quicker for parts, and that for each step
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
         self._has_lost = False  # whether the session of some part was over, and may be so still
+        self._objects = [b""] * self.num_envs  # the last observations of no fixed size that came, encoded
+        self._rows_read: Sequence[tuple[int, bytes]] = ()  # by the last ``wait_rows``
 
     def _new_arrays(self) -> list[np.ndarray]:
         return [np.empty((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -213,12 +215,27 @@ class FederatedLane:
             batch = self.while_in_reach(part, timeout, lambda left_s: part.lane.wait(left_s, into))
         if batch.rows or batch.groups:
             batch = part.numbered(batch)
-        return self._with_all_objects(part, batch) if self._has_object_leaves else batch
-
-    def _with_all_objects(self, part: HubPart, batch: Batch) -> Batch:
-        if (count := len(batch.rows)) != len(part.rows if batch.env_ids is None else batch.env_ids):
-            part.lane.breach(0, f"a reply does not fit the session: observations of no fixed size of {count} envs")
+        if self._has_object_leaves:
+            batch = self._with_objects(part, batch)
+            self._keep_objects(batch.rows)
         return batch
+
+    def _with_objects(self, part: HubPart, batch: Batch) -> Batch:
+        """The batch of a part; with earlier observations of no fixed size where a row repeats what it showed last."""
+        rows = []
+        try:
+            for row, blob in batch.rows:
+                objects, info = codec.decode_pair(blob)
+                rows.append((row, blob if len(objects) else codec.encode_pair(self._objects[row], bytes(info))))
+            if len(rows) != len(part.rows if batch.env_ids is None else batch.env_ids):
+                raise ValueError(f"observations of no fixed size of {len(rows)} envs")
+        except ValueError as error:
+            part.lane.breach(0, f"a reply does not fit the session: {error}")
+        return batch._replace(rows=rows)
+
+    def _keep_objects(self, rows: Sequence[tuple[int, bytes]]) -> None:
+        for row, blob in rows:
+            self._objects[row] = bytes(codec.decode_pair(blob)[0])
 
     def _observations(self) -> Sequence[np.ndarray]:
         if self._into is None:
@@ -257,13 +274,13 @@ class FederatedLane:
         return new_batch((observations, *results, rows, groups, None))
 
     def _last_ones(self) -> list[tuple[int, bytes]]:
-        """Put the last observations of the rows that the reset leaves out; those of no fixed size are empty: kept."""
+        """Last observations of the rows that the reset leaves out, and the rows that have some of no fixed size."""
         rows: list[int] = []
         for part in self._left_out:
             for array, last in zip(self._observations(), part.lane.last_observations(), strict=True):
                 part.take(array)[...] = last
             rows += part.rows if self._has_object_leaves else ()
-        return [(row, codec.encode_pair(b"", b"")) for row in rows]
+        return [(row, codec.encode_pair(self._objects[row], b"")) for row in rows]
 
     @property
     def outstanding(self) -> int:
@@ -333,13 +350,15 @@ class FederatedLane:
                 for part in self._outstanding_parts():
                     self._of_rows(part, self._check_reach)
         batches = [self._of_rows(part, self._received) for part in self._outstanding_parts()]
-        return joined([batch for batch in batches if batch is not None])
+        whole = joined([batch for batch in batches if batch is not None])
+        self._rows_read = whole.rows
+        return whole
 
     def _received(self, part: HubPart) -> Batch | None:
         if not (done := part.lane.done_rows()):
             return None
         batch = part.numbered(part.lane.wait_rows(done, 0))
-        return self._with_all_objects(part, batch) if self._has_object_leaves else batch
+        return self._with_objects(part, batch) if self._has_object_leaves else batch
 
     def _of_rows(self, part: HubPart, get: Callable[[HubPart], Result]) -> Result:
         """Get this of the part, or of what takes its place."""
@@ -353,6 +372,9 @@ class FederatedLane:
             raise
 
     def taken(self, env_ids: np.ndarray) -> None:
+        if self._has_object_leaves:
+            self._keep_objects(self._rows_read)
+            self._rows_read = ()
         self._sent[env_ids] = False
         for part in self.parts:
             if (positions := part.positions(env_ids)).size:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from chaos.interrupts import Interrupt, Places
 from envhub_client.federation.lane import FederatedLane
-from envhub_client.federation.lost_part import LostPart
+from envhub_client.federation.lost_part import LostPart, LostRows
 from envhub_client.federation.opener import check_agreement, check_distinct
 from envhub_client.federation.part import SILENCE_S_MIN, HubPart, call_of, out_of_band_of, reset_of, set_attr_of
 from envhub_client.federation.placement import Room, checked_split, divided, placed, processes_of
@@ -577,13 +577,14 @@ class Ended(OneHub):
         return super().done_rows(min_envs)
 
 
-def test_rows_that_two_hubs_have_made_again_are_lost_together_until_each_was_truncated() -> None:
+def test_rows_that_two_hubs_have_made_again_are_lost_with_their_own_hub_only() -> None:
     hubs, first, maker, recovery = (Ended(100.0), OneHub(200.0)), OneHub(10.0), cast(Any, None), cast(Any, Rebuilder())
     old: Any = SimpleNamespace(
         num_envs=6, leaves=OneHub.leaves, name="wire", last_observations=lambda: [np.zeros((6, 1))]
     )
     rebuild: Any = Rebuilt(0.0, *hubs)
-    absent = LostPart(old, np.zeros(6, bool), False, rebuild, lambda parts: FederatedLane(parts, False, copy=True))
+    unmade: Any = None
+    absent = LostPart(old, np.zeros(6, bool), False, rebuild, unmade)
     parts = [HubPart("hub-1", range(3), maker, first), HubPart("hub-2", range(3, 9), maker, absent)]  # type: ignore[arg-type]
     lane = FederatedLane(parts, has_object_leaves=False, copy=True, recovery=recovery)
     lane._has_lost = True
@@ -600,8 +601,8 @@ def test_rows_that_two_hubs_have_made_again_are_lost_together_until_each_was_tru
     assert exchange() == [*range(3, 9)]
     rebuild.over = True
     assert exchange() == [8]
-    assert [part.hub for part in lane.parts] == ["hub-1", "hub-2"]
-    assert exchange() == [*range(3, 9)] and recovery.lost == [range(3, 9)]
+    assert [part.hub for part in lane.parts] == ["hub-1", "hub-9", "hub-9"]
+    assert exchange() == [3, 4, 5, 8] and recovery.lost == [range(3, 6)]
 
 
 class Cut(OneHub):
@@ -679,6 +680,19 @@ def test_rows_that_wait_for_a_hub_no_longer_are_truncated_until_that_was_told() 
         False,
         True,
     ]
+
+
+def test_state_of_rows_is_divided_among_two_hubs_with_what_waits() -> None:
+    rows = LostRows([np.arange(4.0)], np.array([True, False, False, False]))
+    rows.truncation_pending[2:] = rows.no_new_observation[3] = False
+    rows.waiting = [(np.array([3, 1]), b"c", [np.array([30, 10])]), (np.array([2]), b"c", [np.array([20])])]
+    first, second = rows.of(range(2)), rows.of(range(2, 4))
+    assert [each.earlier[0].tolist() for each in (first, second)] == [[0, 1], [2, 3]]
+    assert [each.truncates.tolist() for each in (first, second)] == [[True, False], [False, False]]
+    assert [each.truncation_pending.tolist() for each in (first, second)] == [[True, True], [False, False]]
+    assert [each.no_new_observation.tolist() for each in (first, second)] == [[True, True], [True, False]]
+    waiting = [[(ids.tolist(), arrays[0].tolist()) for ids, _, arrays in each.waiting] for each in (first, second)]
+    assert waiting == [[([1], [10])], [([1], [30]), ([0], [20])]]
 
 
 def test_truncations_in_results_that_an_interrupt_has_dropped_are_returned_by_the_next_step() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import NoReturn
 
 import numpy as np
@@ -41,6 +42,17 @@ class LostRows:
         self.waiting: list[Step] = []  # which begin once their rows are on a hub again
         self.has_observation = np.zeros(count, bool)  # outstanding, with an observation of that hub
         self.reported = np.zeros(count, bool)  # truncated first by the last step of all rows
+
+    def of(self, rows: range) -> LostRows:
+        own = slice(rows.start, rows.stop)
+        part = LostRows([leaf[own] for leaf in self.earlier], self.truncates[own])
+        part.truncation_pending = self.truncation_pending[own].copy()
+        part.no_new_observation = self.no_new_observation[own].copy()
+        for env_ids, codes, arrays in self.waiting:
+            places = np.flatnonzero((rows.start <= env_ids) & (env_ids < rows.stop))
+            if places.size:
+                part.waiting.append((env_ids[places] - rows.start, codes, [array[places] for array in arrays]))
+        return part
 
     @property
     def are_waiting(self) -> np.ndarray:
@@ -104,6 +116,7 @@ class LostPart:
         self.rebuild = rebuild
         self._has_object_leaves, self._lane_of, self._workers = has_object_leaves, lane_of, workers
         self._lane: Lane | None = None  # once the rows are on a hub again and something was begun there
+        self._own: HubPart | None = None  # the one hub of this lane, where it stands for one of those of the rebuild
         self._begin: Callable[[Lane], None] | None = None  # of all rows, which has not begun on a lane
         self._tried: tuple[int, ...] | None = None  # progress of the lane before ``_begin``, which may have begun there
         self._by_rows = False  # whether the step of all rows under way is one of each row by itself
@@ -116,7 +129,7 @@ class LostPart:
     @property
     def made(self) -> Sequence[HubPart]:
         """The parts that have the rows now, which are numbered from 0; none until they are on a hub again."""
-        return self.rebuild.made
+        return self.rebuild.made if self._own is None else [self._own]
 
     @property
     def has_failed(self) -> bool:
@@ -124,12 +137,24 @@ class LostPart:
         return self.rebuild.over and not self.made
 
     def successors(self, part: HubPart) -> list[HubPart]:
-        """The parts in place of ``part``, whose lane this is, each of one hub; itself until its rows are settled.
+        """The parts in place of ``part``, whose lane this is, each of one hub; itself as long as there are none.
 
         Nothing may be under way but steps of some rows, and ``settle`` must have been called.
         """
-        is_over = self.made and self.rows.are_settled
-        return [each.moved(part.rows.start) for each in self.made] if is_over else [part]
+        is_settled = self.rows.are_settled
+        if not self.made or (self._own is not None and not is_settled):
+            return [part]
+        parts = [each.moved(part.rows.start) for each in self.made]
+        if not is_settled:
+            for each, own in zip(parts, self.made, strict=True):
+                each.lane = self._of(own)
+        return parts
+
+    def _of(self, part: HubPart) -> LostPart:
+        lane = copy(self)
+        lane.num_envs, lane.rows = len(part.rows), self.rows.of(part.rows)
+        lane._own, lane._lane = part.moved(-part.rows.start), part.lane
+        return lane
 
     def _hub_lane(self) -> Lane:
         """The lane of the hubs that have the rows now; errors as for ``Rebuild.parts``."""

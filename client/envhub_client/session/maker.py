@@ -64,8 +64,18 @@ class SessionMaker:
     def make(self, timeout: float | None = None) -> HubLane:
         """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do."""
         timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
+        private = program_hub() if self.hub is None else None
+        try:
+            made = self._made_on_hub(timeout)
+        except errors.HubUnreachable:
+            if private is None or private.alive:
+                raise
+            made = self._made_on_hub(timeout)  # it had just been killed
+        return self.describe(made)
+
+    def _made_on_hub(self, timeout: float) -> Made:
         self.begin(begun_connection(self.hub, timeout, self.options.reconnect_timeout).await_hub())
-        return self.describe(self.made())
+        return self.made()
 
     def begin(self, connection: Connection, seeds: Sequence[int | None] | None = None) -> None:
         """Ask for a session by this connection; ``made`` waits for it. Errors as for ``_complete``.

@@ -19,10 +19,9 @@ from typing import Any
 from envhub.errors import raised_text, shortened
 from envhub.process import prepare_hub_process
 from envhub.protocol.messages import Failure
-from envhub.protocol.validation import is_function_name
 from envhub_server import log
 from envhub_server.catalog.listing import LISTING, Listing
-from envhub_server.catalog.registry import Recipe
+from envhub_server.catalog.registry import Recipe, is_factory
 from envhub_server.config import HubConfig, memory_available_bytes, usable_cpus
 from envhub_server.doctor import Judgement, judged
 from envhub_server.ipc import control
@@ -187,7 +186,7 @@ def validate(env: str, limit_s: float, file: Path | None) -> tuple[list[Judgemen
     Raises:
         ValueError: there is no such env, or the file cannot be used.
     """
-    is_named = file is not None or not is_function_name(env)
+    is_named = file is not None or not is_factory(env)
     config = read_configuration([] if file else [env if is_named else f"env={env}"], None, file).config
     recipe = config.registry().find(env if is_named else "env")
     if recipe is None:

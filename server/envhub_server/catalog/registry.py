@@ -33,7 +33,6 @@ from envhub.options import (
     value_text,
 )
 from envhub.protocol.messages import Hosting, Make, Recycle
-from envhub.protocol.validation import is_function_name
 from envhub_server.ipc.packages import install, on_this_machine, package_of
 from envhub_server.processes.interpreter import InterpreterKey
 
@@ -290,6 +289,12 @@ class Registry:
         return f"{text}; did you mean {' or '.join(map(repr, near))}?" if near else text
 
 
+def is_factory(name: str) -> bool:
+    """True if it is ``module:factory``: what follows the colon is a name in Python, which a versioned id is not."""
+    module, _, attribute = name.rpartition(":")
+    return bool(module) and all(map(str.isidentifier, attribute.split(".")))
+
+
 def program_recipe(make: Make) -> Recipe:
     """The recipe of an env that the program of a private hub names: an id, ``module:id`` or ``module:factory``."""
     settings = EnvSettings(vector=make.vector)
@@ -299,7 +304,7 @@ def program_recipe(make: Make) -> Recipe:
         folder = Path(make.program_environment.cwd) if make.program_environment.python else None
         settings = replace(settings, python=make.program_environment.python, rendering=drawn, folder=folder)
     name = make.name
-    return Recipe(name, namespace_modules(name), name if is_function_name(name) else "", settings=settings)
+    return Recipe(name, namespace_modules(name), name if is_factory(name) else "", settings=settings)
 
 
 def namespace_modules(name: str) -> tuple[str, ...]:
@@ -331,7 +336,7 @@ def _from_table(name: str, settings: EnvSettings) -> _Entry:
         return replace(_parse(name), settings=settings)
     if ":" in name:
         raise ValueError("has an env, and should have no colon in its name")
-    if is_function_name(settings.env):
+    if is_factory(settings.env):
         return _Entry(name, factory=settings.env, settings=settings)
     made = _parse(settings.env)
     if made.factory or not made.literal:

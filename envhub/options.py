@@ -33,7 +33,7 @@ RETIRED = {
     "replays_max": "the files of replays are limited by their bytes (replays_bytes_max), and 0 keeps none",
     "audit": "there is no audit file any more: the lines of the hub's log with audit=true say who did what",
     "record": ONLY_PROGRAMS_RECORD,
-    "worker_memory_bytes_max": "memory_max of the hub limits each worker, whose key has no such quota any more",
+    "worker_memory_bytes_max": "a key has no quota of its workers' memory any more: memory_max limits each worker",
 }
 VARIABLES = "ENVHUB_"
 # Variables with this beginning that are no options of a hub, and of replays, which ``replay.default_path`` reads.

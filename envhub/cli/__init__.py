@@ -28,6 +28,7 @@ RETIRED = {
     "record": ONLY_PROGRAMS_RECORD,
     "fleet logs": "Ray keeps the logs of hubs: `ray logs actor --id ID`, with an ID of `ray list actors`",
     "fleet up --announce": NO_ANNOUNCEMENTS,
+    "bench --json": "bench prints a table, and no JSON any more",
     "bench --plot": (
         "other ways are compared from a clone of the repository: cd tests/benchmarks && python -m side_by_side -h"
     ),
@@ -194,10 +195,9 @@ def errors_in_a_line(command: str) -> Iterator[None]:
     """Print an expected error as one line; any other exception is a bug and shows its traceback."""
     try:
         yield
-    except (EnvHubError, ModuleNotFoundError) as error:
-        end(command, error, EXIT_FAILED)
     except Exception as error:
         gymnasium = sys.modules.get("gymnasium")  # which takes long to import
-        if gymnasium is None or not isinstance(error, gymnasium.error.Error):
+        expected = (EnvHubError, ModuleNotFoundError, *([] if gymnasium is None else [gymnasium.error.Error]))
+        if not isinstance(error, expected) or os.environ.get(FULL_TRACEBACKS):
             raise
         end(command, error, EXIT_FAILED)

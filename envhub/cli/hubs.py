@@ -53,9 +53,11 @@ def ls() -> None:
 
     from envhub_client.client import connect
 
+    own = addresses.default_address() if sys.platform == "linux" else ""
+
     def state(hub: Any) -> str:
-        is_absent = str(hub).startswith("ipc://") and not Path(addresses.parse(hub).path).exists()
         try:
+            is_absent = hub == own and not Path(addresses.parse(hub).path).exists()
             with connect(hub, timeout=0.1 if is_absent else 2.0) as client:
                 return str(client.health()["status"])
         except EnvHubError as error:

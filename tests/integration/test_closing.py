@@ -185,6 +185,21 @@ def test_hub_that_is_told_to_stop_gives_envs_its_own_time_and_names_those_that_i
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("policy", ["raise", "recreate"])
+def test_hub_that_is_silent_while_envs_close_is_waited_for(tmp_path: Path, policy: Any) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with serve(tmp_path, OFFER) as hub:
+        envs = made([6.0], folder, hub=hub.ipc, on_hub_loss=policy)
+        close = threading.Thread(target=envs.close)
+        close.start()
+        with stopped(hub.process.pid):
+            close.join(2.7)
+        close.join()
+        assert whole(folder) == [0]
+
+
+@pytest.mark.long
 def test_env_that_closes_for_long_holds_up_no_other_session(hub: ServedHub, tmp_path: Path) -> None:
     slow_files, files = tmp_path / "slow", tmp_path / "quick"
     slow_files.mkdir()

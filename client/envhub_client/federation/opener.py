@@ -12,6 +12,7 @@ from typing import Any
 
 from envhub import errors
 from envhub.protocol.messages import Made, Make
+from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.vector_errors import SessionClosed
 from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
@@ -41,7 +42,7 @@ def _await_end(connection: Connection, timeout: float | None) -> None:
 
 
 class PartsOpener:
-    """Opens the sessions of a vector env, and ends them; of none of ``hubs`` on the private hub."""
+    """Opens the sessions of a vector env, and ends them; without ``hubs``, on the private hub."""
 
     def __init__(self, hubs: Hubs | None, make: RowsMake, options: SessionOptions, is_only_hub: bool) -> None:
         """Without ``options.split`` and ``options.hub_index`` the free CPUs say how many rows each hub gets.
@@ -61,6 +62,9 @@ class PartsOpener:
         hubs = [Member("the private hub", "")] if self._hubs is None else all_members(self._hubs)
         first = (self.options.hub_index or 0) % len(hubs)
         return [*hubs[first:], *hubs[:first]]
+
+    def _address_of(self, hub: Member) -> str | Secret[str] | None:
+        return None if self._hubs is None else hub.address
 
     def open(self, num_envs: int) -> list[HubPart]:
         """Open the first sessions; errors as for ``FederatedSession``."""
@@ -99,7 +103,7 @@ class PartsOpener:
 
     def _begun(self, hub: Member, timeout: float) -> Connection | errors.EnvHubError:
         try:
-            connection = begun_connection(hub.address or None, timeout, self.options.reconnect_timeout)
+            connection = begun_connection(self._address_of(hub), timeout, self.options.reconnect_timeout)
         except errors.EnvHubError as error:
             return error
         with self._lock:
@@ -145,7 +149,7 @@ class PartsOpener:
             rows = range(first, first + count)
             first += count
             options = replace(self.options, num_workers=own_workers)
-            maker = SessionMaker(hub.member.address or None, self._make(rows), options)
+            maker = SessionMaker(self._address_of(hub.member), self._make(rows), options)
             maker.keeps_last = True  # a reset may leave out all rows of a hub
             connection = hub.connection
             maker.begin(connection, seeds=self.seeds.first_seeds(rows) if again else None)
@@ -160,7 +164,7 @@ class PartsOpener:
         connections: Sequence[Connection],
         terminate: bool = True,
         deadline: Deadline | None = None,
-        wait: Callable[[Connection, float | None], None] = _await_end,
+        wait: Callable[[Connection, float | None], object] = _await_end,
     ) -> None:
         """End these sessions and connections, unless that was done; by default only hubs in reach are waited for."""
         with self._lock:
@@ -245,7 +249,8 @@ class PartsOpener:
         """End all sessions, and open none any more."""
         with self._lock:
             self.closed = True
-        self.end([*self._connections], terminate, deadline)
+        # The envs of an only hub close in peace also where that is silent for a while, as those of any session.
+        self.end([*self._connections], terminate, deadline, Connection.result if self.is_only_hub else _await_end)
 
 
 def _made(maker: SessionMaker, is_wanted: Callable[[], bool]) -> Made:

@@ -25,6 +25,7 @@ from envhub_server.processes.supervisor import Supervisor
 FRAMES_SHARE = 2  # of a message's, which a client may have sent and the hub has not read; some are heartbeats
 CLOSE_S = 2.5  # for clients to read the last replies, and for the process to end
 RESTART_S = 1.0  # from one start to the next
+ENDING_S = 0.5  # for a process that has closed its socket to end
 REPORT_BYTES_MAX = 256
 
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.network.proxy_process import main; "
@@ -122,6 +123,8 @@ class ProxyHandle:
             control.close()
         if process is None:
             return None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed the socket, and is about to end
+            process.wait(ENDING_S)
         process.kill()
         status = process.wait()
         self._children.orphan_reaper.reaped(process.pid)

@@ -223,7 +223,7 @@ def test_quotas_are_read_and_kept(tmp_path: Path) -> None:
             'bob.toml: may = "all": invalid enum value \'all\'; allowed: "observe" or "use" or "deploy" or "admin"',
         ),
         ('keys = ["{key}"]\n[quotas]\nsession_max = 3', "bob.toml: quotas: unknown key 'session_max', did you mean"),
-        ('keys = ["{key}"]\n[quotas]\nworker_memory_bytes_max = 1', "memory_max of the hub limits each"),
+        ('keys = ["{key}"]\n[quotas]\nworker_memory_bytes_max = 1', "memory_max limits each"),
         (
             'keys = ["{key}"]\n[quotas]\nsessions_max = -1',
             "bob.toml: quotas.sessions_max = -1: expected `int` >= 0; allowed: 0 to 1125899906842624",

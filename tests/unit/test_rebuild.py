@@ -345,7 +345,7 @@ def test_only_hub_makes_all_rows_whatever_its_room_and_ends_what_was_lost_first(
     monkeypatch.setattr(openers, "SessionMaker", Begun)
     scene = Scene()
     scene.opener.is_only_hub, scene.opener.hub.hub = True, "cluster-1"
-    scene.opener._make = cast(Any, lambda rows: rows)
+    scene.opener._make, scene.opener._hubs = cast(Any, lambda rows: rows), "tcp://127.0.0.1:5555"
     scene.opener.seeds.first_seeds = lambda rows: [None] * len(rows)  # type: ignore[assignment, misc]
     scene.opener.options = SessionOptions(on_hub_loss="recreate", reconnect_timeout=0.0)
     scene.opener.parts = partial(PartsOpener.parts, scene.opener)  # type: ignore[method-assign]

@@ -8,6 +8,6 @@ from envhub_server.config import HubConfig
 from envhub_server.serve import serve
 
 if __name__ == "__main__":
-    serve(
-        HubConfig(bind=(sys.argv[1],), envs=("wide=odd_sims:Wide", "shows=large_sims:shows"), arena_bytes_max=4 << 20)
-    )
+    envs = "wide=odd_sims:Wide", "shows=large_sims:shows"
+    config = HubConfig(bind=(sys.argv[1],), envs=envs, arena_bytes_max=4 << 20)
+    serve(config, lambda hub, page: None, lambda hub: None, lambda: config)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from combinations import each_value
 from faulty import EXIT, HOLD_GIL, KILL, RAISE, SEGFAULT, SLEEP
-from hubs import LANES, kill_worker, wait_until
+from hubs import LANES, kill_worker, wait_until, worker_pids
 
 import envhub
 
@@ -158,7 +158,9 @@ def test_actions_out_of_band_are_executed_once_around_a_death(address: str | Non
     with made(address, 2, "spoken", num_workers=1) as envs:
         envs.reset()
         assert envs.step(("end", "0"))[2].tolist() == [True, False]
+        before = worker_pids()
         kill_worker(envs.call("pid")[0])
+        assert wait_until(lambda: worker_pids() - before)  # else the step may be posted before the hub takes the rows
         # The first env's episode had ended, so nothing of it was lost; the other's is cut short.
         seen, _, _, truncations, infos = envs.step(("0", "0"))
         assert seen[:, 0].tolist() == [0, 1] and truncations.tolist() == [False, True]

@@ -24,14 +24,15 @@ import gymnasium as gym, numpy as np
 {imported}
 
 IMPORTED_BY = os.getpid()
-SYSTEMS, PREFIXED = random.SystemRandom(), [name for name, _ in os.environ.items()]
+RNG, SEEDED = np.random.default_rng(), np.random.default_rng(3)
+OWN, CHOSEN, PREFIXED = random.Random(), random.Random(3), [name for name, _ in os.environ.items()]
 
 class Sim(gym.Env):
     observation_space, action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(3)
     metadata = {{"render_modes": []}}
     def __init__(self):
         self.imported_by, self.pid = IMPORTED_BY, os.getpid()
-        self.drawn, self.own = np.random.random(), random.random()
+        self.drawn, self.own, self.chosen = RNG.random(), OWN.random(), CHOSEN.random()
         {made}
     def reset(self, *, seed=None, options=None): return 0, {{}}
     def step(self, action): return 0, 0.0, False, False, {{}}
@@ -41,9 +42,7 @@ gym.register("Sim-{name}", entry_point="sim_{name}:Sim")
 # What workers must have each for themselves, or what no fork has.
 DIFFERS = {
     "thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    "generator": "OTHERS = np.random.default_rng()",
-    "legacy": "OTHERS = np.random.RandomState(3)",
-    "python": "OTHERS = random.Random()",
+    "generator": "OTHERS = np.random.RandomState()",
     "variable": "PORT = 5000 + int(os.environ['ENVHUB_WORKER_INDEX'])",
     "descriptor": "LOG = open(os.devnull)",
     "child": "CHILD = subprocess.Popen(['sleep', '600'])",
@@ -70,7 +69,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHub]:
 def imports(envs: gym.vector.VectorEnv) -> int:
     """How many of the workers have imported the code of their envs."""
     assert len(set(envs.get_attr("pid"))) == len(set(envs.get_attr("drawn"))) == NUM_ENVS
-    assert len(set(envs.get_attr("own"))) == NUM_ENVS
+    assert len(set(envs.get_attr("own"))) == NUM_ENVS and len(set(envs.get_attr("chosen"))) == 1
     return len(set(envs.get_attr("imported_by")))
 
 

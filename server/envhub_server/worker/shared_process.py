@@ -17,6 +17,7 @@ from envhub_server.ipc.process_marks import listed_children
 
 # The random generators that libraries make when they are imported, by their modules.
 GENERATORS = (("torch", "default_generator"), ("sympy.core.random", "rng"), ("sympy.core.random", "_assumptions_rng"))
+_UNSEEDED: list[Any] = []  # generators of imported modules without a chosen seed, which differ between workers
 _SEEDS: dict[int, int] = {}  # by which ``reseed`` has seeded generators, by their ids
 _WORDS = 624  # which NumPy's generator and Python's make at once
 _FOLLOWED = 1000  # so often they are made to learn whether a generator was only drawn from, in 5 ms
@@ -30,6 +31,12 @@ def reseed(numbers: Sequence[int] = (), *position: int, unless_seeded: bool = Fa
         int(np.random.SeedSequence(number, spawn_key=position).generate_state(1)[0])
         for number in numbers or [int.from_bytes(os.urandom(8), "little")] * 2
     )
+    while _UNSEEDED:
+        generator = _UNSEEDED.pop()
+        if isinstance(generator, random.Random):
+            generator.seed()
+        else:
+            generator.bit_generator.state = type(generator.bit_generator)().state
     loaded = [(getattr(sys.modules.get(module), name, None), first) for module, name in GENERATORS]
     for generator, seed in [(np.random, first), (random, second), *loaded]:
         if generator is None or (unless_seeded and _is_seeded(generator, _SEEDS.get(id(generator)))):
@@ -73,6 +80,8 @@ class ImportWatch:
         self._before, self._descriptors = len(sys.modules), os.listdir("/proc/self/fd")
         _Variables.own, _Variables.read = frozenset(variables), False
         os.environ.__class__ = _Variables
+        _system_seeded.clear()
+        random.Random.seed = _seed_and_remember  # type: ignore[assignment]
 
     @property
     def imported(self) -> bool:
@@ -82,6 +91,7 @@ class ImportWatch:
         """Watch no longer; return whether other workers can be forked from a process that has imported the same."""
         # Not if a fork would lack something of it, as threads, or the workers would have in common what they must not.
         os.environ.__class__ = os._Environ
+        random.Random.seed = _seed  # type: ignore[method-assign]
         return (
             self.imported
             and not _Variables.read
@@ -116,12 +126,31 @@ class _Variables(os._Environ):  # type: ignore[type-arg]  # Python 3.8
 
 
 def _has_generators() -> bool:
-    """True if imported modules have random generators besides those that ``reseed`` seeds, and the system's."""
+    """True if there are random generators of imported modules of which it is not known whether a seed was chosen."""
     reseeded = [getattr(sys.modules.get(module), name, None) for module, name in GENERATORS]
     kinds = np.random.Generator, np.random.RandomState, random.Random
     # Those that the zygote had are frozen, and not among these objects.
     made = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
-    return any(not isinstance(each, random.SystemRandom) and id(each) not in map(id, reseeded) for each in made)
+    # The system's entropy has 128 bits.
+    _UNSEEDED[:] = [each for each in made if _entropy(each) >= 1 << 64 or _system_seeded.get(id(each))]
+    seeded = {*map(id, reseeded), *_system_seeded}
+    return any(not (_entropy(each) or isinstance(each, random.SystemRandom) or id(each) in seeded) for each in made)
+
+
+_seed = random.Random.seed
+# Python's generators that were seeded while an ``ImportWatch`` watched, by id: True without a chosen seed.
+_system_seeded: dict[int, bool] = {}
+
+
+def _seed_and_remember(generator: random.Random, number: Any = None, version: int = 2) -> None:
+    _seed(generator, number, version)
+    _system_seeded[id(generator)] = number is None
+
+
+def _entropy(generator: Any) -> int:
+    """The number from which a generator of NumPy was made, as those of Gymnasium's spaces; 0 if that is not known."""
+    entropy = getattr(getattr(getattr(generator, "bit_generator", None), "seed_seq", None), "entropy", None)
+    return entropy + 1 if isinstance(entropy, int) else 0
 
 
 class SharedState:

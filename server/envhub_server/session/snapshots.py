@@ -154,7 +154,7 @@ class Snapshots:
                 self._release(copy.base or copy, why)
 
     def _release(self, copy: EnvCopy, why: str) -> None:
-        """End the process of a dropped snapshot that no other one needs."""
+        """End the process of a dropped snapshot that no other needs; after the last one workers keep no requests."""
         if copy.is_dropped and not copy.users:
             copy.problem = copy.problem or why
             self._processes.pop(copy.serial, None)

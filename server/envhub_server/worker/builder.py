@@ -177,7 +177,7 @@ class Builder:
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
-            second = len(envs.groups) == 1 and len(rows) > 1  # a second env may be one too many for a process
+            second = len(envs.groups) == 1 and len(rows) > 1  # else the hub blames the first if it hangs
             if second or time.monotonic() > sent_s + PROGRESS_S:
                 sent_s = time.monotonic()
                 self._channel.send(control.Building(len(envs.groups)))

@@ -155,6 +155,10 @@ def test_single_env_goes_on_from_its_snapshot(hub: ServedHub) -> None:
             assert (again == following).all() and other == results
             env.restore("here", reseed=5)
             assert (env.step(2)[0] != following).any()
+            there = env.snapshot()
+            assert [each.name for each in env.snapshots()] == ["here", there.name]
+            env.drop(there)
+        assert not env.snapshots()
         with pytest.raises(envhub.errors.SnapshotLost):
             env.restore(snapshot)
 

@@ -250,7 +250,7 @@ def test_snapshot_beyond_the_limit_is_an_earlier_one_and_requests() -> None:
 def test_snapshot_is_lost_with_the_one_that_it_needs() -> None:
     session = limited()
     replayed(session, "later", 2, 1)
-    session.ended(-1)
+    assert session.ended(-1) == [Tell(0, ForgetRequests())]
     assert failure(asks(session, "restore", "later"))[0] == "snapshot_lost"
     assert session.ended(-1) == []
 
@@ -473,7 +473,9 @@ def test_what_is_prepared_changes_hands_with_commit() -> None:
         *(Tell(row, Leave(restored=True)) for row in (0, 1)),
     ]
     session.worker_sent(0, HandedOver())
-    assert table(session.worker_sent(1, HandedOver())) == []
+    calls = session.worker_sent(1, HandedOver())
+    assert table(calls) == []
+    assert every(Tell, calls)[-2:] == [Tell(number, ForgetRequests()) for number in processes]
     assert [slot.process and slot.process.number for slot in session.slots] == processes
 
 

@@ -69,6 +69,16 @@ class HubEnv(gymnasium.Env[Any, Any]):
         return self._only(self.observation_space, observations), infos.get(0, {})
 
     @hiding_frames
+    def drop(self, snapshot: Snapshot | str) -> None:
+        """Forget a snapshot; as ``HubVectorEnv.drop``."""
+        self._envs.drop(snapshot)
+
+    @hiding_frames
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots of the session; as ``HubVectorEnv.snapshots``."""
+        return self._envs.snapshots()
+
+    @hiding_frames
     def render(self) -> Any:
         """The env's rendered frame, or whatever its ``render`` returns."""
         return self._envs.render()[0]

@@ -154,11 +154,15 @@ class Snapshots:
                 self._release(copy.base or copy, why)
 
     def _release(self, copy: EnvCopy, why: str) -> None:
-        """End the process of a dropped snapshot that no other needs; after the last one workers keep no requests."""
+        """End the process of a dropped snapshot that no other needs."""
         if copy.is_dropped and not copy.users:
             copy.problem = copy.problem or why
             self._processes.pop(copy.serial, None)
             self._effects.drop_snapshot(copy.serial)
+        self._forget_requests()
+
+    def _forget_requests(self) -> None:
+        """Have workers keep no requests, if no snapshot is left from which they could be made again."""
         if not self._processes:
             for slot in map(self._slots.of_row, self._following):
                 if slot.serving is not None:
@@ -247,6 +251,7 @@ class Snapshots:
         if (copy := self._processes.pop(serial, None)) is None:
             return None
         copy.problem = copy.problem or f"has lost its snapshot, whose process {how}"
+        self._forget_requests()
         return self._advance()
 
     def on_worker_lost(self, row: int) -> Failure | Table | None:
@@ -371,6 +376,8 @@ class Snapshots:
         if restore is None or any(self._slots.of_row(row).successor is not None for row in restore.processes):
             return None
         self.restoring, self._by_s = None, math.inf
+        self._following.update(restore.processes)
+        self._forget_requests()  # the last snapshot may have been dropped before these served
         return Table([])
 
     def on_restored_ended(self, process: Process, how: str) -> Failure | Table | None:

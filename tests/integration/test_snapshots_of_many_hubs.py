@@ -38,7 +38,9 @@ def processes(hub: ServedHub, name: str) -> set[int]:
     return {pid for pid, _ in below(psutil.Process(hub.process.pid), name)}
 
 
-@pytest.mark.parametrize("lanes", [("tcp",), ("ipc",), ("tcp", "ipc")])
+@pytest.mark.parametrize(
+    "lanes", [*(pytest.param((lane,), marks=pytest.mark.long) for lane in ("tcp", "ipc")), ("tcp", "ipc")]
+)
 def test_rows_of_equal_histories_have_equal_results_on_both_hubs(hubs: SeveralHubs, lanes: tuple[str, ...]) -> None:
     with closing(made(hubs, *lanes)) as envs:
         assert wander(envs, 60, 0, [1, 2], of_a_hub=2)["compared"] > 20
@@ -142,7 +144,7 @@ def test_hub_that_is_killed_in_a_restore_takes_its_own_envs_along(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a destructor
 @pytest.mark.parametrize(
-    "stride", [503, pytest.param(251, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
+    "stride", [1999, pytest.param(251, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
 )
 @pytest.mark.parametrize("lane", ["ipc", "tcp"])
 def test_interrupted_request_is_carried_out_on_both_hubs_or_on_neither(

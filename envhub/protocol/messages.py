@@ -492,13 +492,16 @@ def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -
     fields = codec.decode_header(blob, limits)
     if not isinstance(fields, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
-    return cast(M, build(kind, fields))
+    return build(kind, fields)  # type: ignore[no-any-return]
 
 
 def build(kind: Any, fields: Dict[str, Any]) -> Any:
     """The message with these fields, each checked against its annotation; raises ``codec.DecodeError``."""
-    hints = {name: hint for name, hint in _hints(kind).items() if name in fields}
-    values = {name: _value(f"{kind.__name__}.{name}", hint, fields[name]) for name, hint in hints.items()}
+    values: Dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        if name in fields:
+            value = fields[name]
+            values[name] = value if type(value) is hint else _value(f"{kind.__name__}.{name}", hint, value)
     try:
         return kind(**values)
     except TypeError as error:

@@ -15,7 +15,7 @@ import struct
 from collections import Counter
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Callable, Collection, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Callable, Collection, NamedTuple
 
 import msgpack
 
@@ -59,6 +59,8 @@ _STRING_CHARS_MAX = STRING_BYTES_MAX // 4  # a character takes up to 4 bytes
 _SALTED = frozenset([str, bytes])
 _ATOMS = frozenset([type(None), bool, float, str, bytes])
 _PACKED = _ATOMS | {int}
+_NUMBERS = frozenset([type(None), bool, float, int])
+_packb: Callable[..., bytes] = msgpack.packb
 _PACKED_NESTED = _PACKED | {dict, list}
 _TEXT = frozenset([str])
 _DESCRIPTION = {b"nd", b"type", b"kind", b"shape"}  # the entries of an array's head
@@ -134,8 +136,11 @@ _FAITHFUL = frozenset([as_pickle, as_pickle_or_repr])  # these can keep the clas
 
 def encode(value: Any, unknown: Unknown = refuse) -> bytes:
     """Encode ``value``; ``unknown`` decides about values that the codec cannot carry. Raises ``EncodeError``."""
+    kind = type(value)
     try:
-        packs = type(value) in (dict, list) and _packs_whole(value)
+        if kind in _NUMBERS:
+            return _packb(value)
+        packs = kind in (dict, list) and _packs_whole(value)
         return _pack(value if packs else _Encoder(unknown).plain(value, 0))
     except OverflowError:  # an integer of more than 64 bits among other values
         return _pack(_Encoder(unknown, at_once=False).plain(value, 0))
@@ -167,6 +172,8 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
     """Decode into new, writable arrays; raises ``DecodeError``. Never use ``allow_pickle`` for bytes from a network."""
+    if type(blob) in (bytes, memoryview) and blob and len(blob) == _NUMBER_BYTES.get(blob[0]):
+        return msgpack.unpackb(blob)
     return _Decoder(allow_pickle).unpack(blob)
 
 
@@ -306,13 +313,17 @@ def _head(lead: int) -> tuple[int, int, int]:
 
 _NUMBER_BYTES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _HEADS = [_head(lead) for lead in range(256)]
+# Of None, booleans and numbers, by their first byte.
+_NUMBER_BYTES = {lead: 1 + length for lead, (kind, length, width) in enumerate(_HEADS) if kind == _PLAIN and not width}
+for _lead in range(0xA0, 0xC0):  # texts
+    del _NUMBER_BYTES[_lead]
 
 
 def _pack(plain: Any) -> bytes:
     try:
-        return cast(bytes, msgpack.packb(plain, use_bin_type=True))
+        return _packb(plain)
     except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not valid UTF-8
-        return cast(bytes, msgpack.packb(plain, use_bin_type=True, unicode_errors="surrogatepass"))
+        return _packb(plain, unicode_errors="surrogatepass")
 
 
 _SPACES = "box dict discrete graph multi_binary multi_discrete oneof sequence text tuple"

@@ -23,7 +23,9 @@ import envhub
 CALLS_MAX = 40  # three leave a large reply to the thread that compresses it; one hands a request from the gateway on
 CLIENT_CALLS_MAX = {"wire": 32, "shared": 30}  # three let one thread at a time into step and its halves
 # Of a reset, an attribute that is read or set, and frames. Each looks twice where its results come later.
-VERB_CALLS_MAX = {"reset": 49, "get_attr": 59, "set_attr": 46, "render": 68}
+VERB_CALLS_MAX = {"reset": 48, "get_attr": 55, "set_attr": 43, "render": 65}
+# Of a worker with one env, from one request to the next of its kind, with the env's own.
+WORKER_CALLS_MAX = {"step": 18, "reset": 33, "reset with a seed": 80, "get": 35, "set": 48, "call": 40}
 SEVERAL_CALLS_MAX = 32  # of a step over several hubs, whatever their number
 EACH_HUB_CALLS_MAX = 20  # one by wire; two in shared memory, where a wait may look twice
 HUBS = 3
@@ -125,6 +127,60 @@ def test_other_verbs_take_no_more_calls_in_the_client_than_they_did() -> None:
         verbs["set_attr"] = lambda: envs.set_attr("gravity", 9.8)
         for name, verb in verbs.items():
             check_calls(client_calls(envs, verb), VERB_CALLS_MAX[name])
+
+
+class Counted(gymnasium.Env[Any, Any]):
+    """Counts the Python calls of its process from one request to the next, and keeps the fewest of each kind."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.fewest: dict[str, int] = {}
+        self._kind, self._calls = "", 0
+
+    def _count(self, kind: str) -> None:
+        sys.setprofile(None)
+        if kind == self._kind:
+            self.fewest[kind] = min(self.fewest.get(kind, self._calls), self._calls)
+        self._kind, self._calls = kind, 0
+        sys.setprofile(self._add)
+
+    def _add(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._calls += event == "call"
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._count("reset" if seed is None else "reset with a seed")
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._count("step")
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+    def act(self) -> None:
+        self._count("call")
+
+    @property
+    def speed(self) -> float:
+        self._count("get")
+        return 0.5
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        self._count("set")
+
+
+def test_requests_take_no_more_calls_in_a_worker_than_they_did() -> None:
+    with closing(envhub.make_vec([Counted], spin_us=0)) as envs:
+        verbs: list[Callable[[int], object]] = [lambda turn: envs.reset(), lambda turn: envs.step([0])]
+        verbs += [lambda turn: envs.get_attr("speed"), lambda turn: envs.set_attr("speed", 0.5)]
+        verbs += [lambda turn: envs.call("act"), lambda turn: envs.reset(seed=turn, options={"level": 3})]
+        for verb in verbs:
+            for turn in range(2 * STEPS):  # of its first steps all are checked
+                verb(turn)
+        (fewest,) = envs.get_attr("fewest")
+    assert fewest.keys() == WORKER_CALLS_MAX.keys()
+    assert all(calls <= WORKER_CALLS_MAX[kind] for kind, calls in fewest.items()), fewest
 
 
 @pytest.mark.long

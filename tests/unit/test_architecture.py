@@ -309,9 +309,12 @@ BUDGETS = {
         7,
     ),  # ls waits for no absent socket; service; --show-config; operate; drain --wait; top; --check, doctor, validate
     "envhub/fleet": (651, 3),
-    "envhub/protocol": (1577, 6),  # STATUS and OPERATE; several SENDs under way; lists of plain values; snapshots
+    "envhub/protocol": (
+        1582,
+        6,
+    ),  # STATUS and OPERATE; several SENDs under way; fields by fewer calls; snapshots
     "envhub/transport": (801, 5),  # an address says whether its bytes cost
-    "envhub/values": (2124, 9),  # columns of up to 1 MiB, by an example without their values
+    "envhub/values": (2130, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
     "server/envhub_server": (1954, 10),
     "server/envhub_server/catalog": (738, 4),
@@ -321,8 +324,8 @@ BUDGETS = {
     "server/envhub_server/network": (2305, 10),  # who acts; restarts by order
     "server/envhub_server/processes": (1575, 6),  # reads stacks of workers that run; snapshots
     "server/envhub_server/session": (3501, 12),  # SENDs that wait; ordered restarts; snapshots
-    # times steps; draws for operators; tries envs, all that validate says; snapshots
-    "server/envhub_server/worker": (5841, 23),
+    # times steps; draws for operators; tries envs, all that validate says; snapshots; verbs by fewer calls
+    "server/envhub_server/worker": (5850, 23),
     "server/envhub_server/web": (1240, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 

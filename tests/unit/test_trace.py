@@ -88,7 +88,7 @@ def test_steps_since_a_reset_with_a_seed_are_found_of_each_row() -> None:
     encoded = codec.encode({"easy": True})
     for group, (row, kinds, values) in enumerate([(0, [0, NOTHING], [2, 3]), (2, [0, 0], [12, 13])]):
         notes, *steps = scene.taken(group)
-        assert notes == [["codes", [INT64]], ["reset", {row: 8}, encoded, b""]]
+        assert notes == [["codes", [INT64]], ["reset", [[row, 8]], encoded, b""]]
         assert steps == [kinds, values]
 
 
@@ -165,7 +165,7 @@ def test_vector_env_has_one_trace_which_begins_with_a_reset_of_all_by_seeds() ->
     scene.writer.reset(one, {0: None, 2: None})
     notes, kinds, values = scene.taken()
     assert (kinds, values) == ([0, 0], [1, 2])
-    assert [note[1] for note in notes if note[0] == "reset"] == [{0: 1, 2: 2}, {2: 5}, {0: None, 2: None}]
+    assert [note[1] for note in notes if note[0] == "reset"] == [[[0, 1], [2, 2]], [[2, 5]], [[0, None], [2, None]]]
     assert scene.writer.taken_of(2) == b"" and scene.writer.taken_of(0) == scene.read.taken(0)
 
 

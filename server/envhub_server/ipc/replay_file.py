@@ -11,8 +11,8 @@ it; of an env that raised its process sends it, since it goes on. The memory has
     entries  per group, what is no step: each its length (uint32) and an encoded list of the batch that it comes before,
              its kind, and its fields
 
-The kinds are RESET ``(seeds by row, options, generator)``, ACTION ``(row, leaves without a fixed size)``, CODES ``(of
-each leaf of the actions)``, CALL ``(rows, name, [arguments])``, SET ``(rows, name, values)`` and RESTORED
+The kinds are RESET ``([row, seed] of each, options, generator)``, ACTION ``(row, leaves without a fixed size)``, CODES
+``(of each leaf of the actions)``, CALL ``(rows, name, [arguments])``, SET ``(rows, name, values)`` and RESTORED
 ``(snapshot)``, which no replay runs. Each value is encoded, or None where it is no plain data.
 
 A worker runs foreign code, which may write anything here: the hub checks all numbers, and decodes nothing.

@@ -41,7 +41,7 @@ class EnvCalls:
         self._attributes = SetAttributes()
 
     def attach(self, arena: Arena) -> None:
-        self._arena = arena
+        self._arena, self._allow_pickle, self._exact = arena, self._envs.allow_pickle, self._envs.exact
         columns = arena.request, arena.status, arena.info_template, arena.info_length
         self._words: Any = [column.data for column in columns]
 
@@ -62,13 +62,13 @@ class EnvCalls:
                 )
             value = env.get_wrapper_attr(call.name)
             if callable(value):
-                positional, named = codec.decode(call.args, self._envs.allow_pickle)
-                if call.name in ATTRIBUTE_CALLS and not self._envs.allow_pickle:
+                positional, named = codec.decode(call.args, self._allow_pickle)
+                if call.name in ATTRIBUTE_CALLS and not self._allow_pickle:
                     _check_name(*positional[:1], **named)
                 if call.name != "render":
                     _note_change(target)
                 value = value(*positional, **named)
-            return codec.encode_pieces(value, self._envs.exact)
+            return codec.encode_pieces(value, self._exact)
 
         self._answer(call, rows, run)
 
@@ -158,7 +158,7 @@ class EnvCalls:
         for row in rows:
             begun[row], length[row], status[row] = request[row], 0, STATUS_OK
         try:
-            if not self._envs.allow_pickle and getattr(verb, "question", "") != "wrapped":
+            if not self._allow_pickle and getattr(verb, "question", "") != "wrapped":
                 _check_name(verb.name)
             try:
                 for target in self._targets(verb, rows):

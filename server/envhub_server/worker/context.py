@@ -253,7 +253,7 @@ class ProgressWord:
     def begin(self, target: Any) -> None:
         self.word += CALL_ONE
         self.since[self.at] = time.monotonic_ns()
-        self.show(target.bits)
+        self.words[self.at] = self.word | target.bits
 
     def rest(self) -> None:
         """Store that the worker waits."""

@@ -116,11 +116,12 @@ class Replayer:
     def _post(self, number: int) -> None:
         self._arena.request[self._mine], self._arena.done[self._mine] = number, number - 1
 
-    def _reset(self, number: int, seeds: dict[int, Any], options: bytes, generator: bytes) -> None:
+    def _reset(self, number: int, pairs: list[list[Any]], options: bytes, generator: bytes) -> None:
         if generator:
             bit_generator_of(self.group.env).state = codec.decode(generator).bit_generator.state
         self._post(number)
         self._arena.needs_reset[self._mine] = 0
+        seeds: dict[int, Any] = dict(pairs)
         given = seeds if self.build.batch_workers else dict.fromkeys([0], *seeds.values())
         self.group.reset_by(given, lambda row: codec.decode(options) if options else None)
 

@@ -207,7 +207,8 @@ class Stepper:
         self._done: Any = arena.done.data
         self._op = arena.op.data
         self._status = arena.status.data
-        mine = as_slice(self._envs.indices)
+        self._rows = self._envs.indices
+        mine = as_slice(self._rows)
         self._my_request, self._my_done = self._request[mine], self._done[mine]
 
     def renew(self) -> None:
@@ -232,8 +233,10 @@ class Stepper:
 
     def _reseed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed generators that no env has seeded, by an env's first seed, where those of its program are not known."""
-        build, seeded = self._envs.build, [row for row, seed in seeds.items() if seed is not None]
-        if self._reseeded or build.generators or not seeded:
+        build = self._envs.build
+        if self._reseeded or build.generators:
+            return
+        if not (seeded := [row for row, seed in seeds.items() if seed is not None]):
             return
         self._reseeded = True
         reseed([abs(seeds[seeded[0]] or 0)] * 2, build.row_offset + seeded[0], unless_seeded=True)
@@ -258,7 +261,10 @@ class Stepper:
         if posted := self._posted():
             self._step(posted)
         elif self._my_request != self._my_done and self._incomplete != (words := self._my_request.tobytes()):
-            pending = [row for row in self._envs.indices if self._request[row] != self._done[row]]
+            pending = []
+            for row in self._rows:
+                if self._request[row] != self._done[row]:
+                    pending.append(row)
             if not (pending and self._carry_out(pending)):
                 self._incomplete = words  # read before the rows were: words that have come since then are looked at
 
@@ -305,7 +311,7 @@ class Stepper:
             message = self._read(messages.Call if is_call else messages.SetAttr)
         except codec.DecodeError as error:
             return self._fail_rows(rows, error)
-        if rows != [row for row in self._envs.indices if not message.rows or row in message.rows]:
+        if rows != ([row for row in self._rows if row in message.rows] if message.rows else self._rows):
             return False
         if is_call:
             self._calls.call(message, rows)
@@ -317,7 +323,7 @@ class Stepper:
         return True
 
     def _reset(self, rows: list[int]) -> bool:
-        if rows != self._envs.indices:
+        if rows != self._rows:
             return False
         try:
             reset = self._read(messages.Reset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,9 @@ def values_by_row(message: Any, num_envs: int) -> dict[int, bytes]:
     return dict(zip(rows, values * len(rows) if len(values) == 1 else values))
 
 
-FIXED_LIST = 0x90  # the first byte of a list of up to 15 items, less their number
+# The first bytes of a list of up to 15 items, less their number, and of an integer of 8 bytes.
+FIXED_LIST, WORD = 0x90, 0xCF
+HEAD = struct.Struct(">BBQ")  # an entry's, with the batch before which it was
 ENCODED_MAX = 64
 UNSEEDED_BATCHES = 1000  # a trace goes on over resets without a seed: to encode a generator takes as long as ten steps
 
@@ -107,8 +110,9 @@ class TraceWriter(Trace):
             self._begin(number)
             self._new.discard(number)
             generator = b"" if seeded or self._is_batch else _generator(group.env)
-        named = {row: None if seed is None else int(seed) for row, seed in seeds.items()}
-        self._append_entry(number, RESET, named, b"" if options is None else _encoded(options), generator)
+        # Lists are encoded in a third of the time that a dict with these keys takes.
+        pairs = [[row, None if seed is None else int(seed)] for row, seed in seeds.items()]
+        self._append_entry(number, RESET, pairs, b"" if options is None else _encoded(options), generator)
 
     def autoreset(self, group: Any) -> None:
         if self._is_long(self._numbers[group.index]):
@@ -161,7 +165,7 @@ class TraceWriter(Trace):
             if len(self._encoded) >= ENCODED_MAX:
                 self._encoded.clear()
             self._encoded[key] = fields, tail
-        blob = bytes([FIXED_LIST + 2 + len(fields)]) + codec.encode(self.words[0]) + tail
+        blob = HEAD.pack(FIXED_LIST + 2 + len(fields), WORD, self.words[0]) + tail
         record = LENGTH.pack(len(blob)) + blob
         self._append(number, record)
         return record
@@ -186,9 +190,10 @@ def _items(data: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def _encoded(value: Any) -> bytes | None:
-    with contextlib.suppress(Exception):  # of a foreign class
+    try:
         return codec.encode(value)
-    return None
+    except Exception:  # of a foreign class
+        return None
 
 
 def _generator(env: Any) -> bytes:

@@ -488,8 +488,9 @@ def as_map(message: Any) -> Dict[str, Any]:
     return {name: as_map(value) if dataclasses.is_dataclass(value) else value for name, value in vars(message).items()}
 
 
-def unpack(kind: Type[M], blob: Any, limits: codec.HeaderLimits = codec.KNOWN) -> M:
-    fields = codec.decode_header(blob, limits)
+def unpack(kind: Type[M], blob: Any, limits: Optional[codec.HeaderLimits] = codec.KNOWN) -> M:
+    """The message of this kind; without ``limits`` as any value is decoded. Raises ``codec.DecodeError``."""
+    fields = codec.decode(blob) if limits is None else codec.decode_header(blob, limits)
     if not isinstance(fields, dict):
         raise codec.DecodeError(f"a {kind.__name__} must be a map")
     return build(kind, fields)  # type: ignore[no-any-return]

@@ -14,7 +14,6 @@ import math
 import struct
 from collections import Counter
 from functools import lru_cache, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Callable, Collection, NamedTuple
 
 import msgpack
@@ -279,14 +278,20 @@ def _packs_whole(value: Any) -> bool:
     """True if it is maps with text keys and lists, in one another, of what ``_packs`` accepts."""
     level = [value]
     for _ in range(DEPTH_MAX):  # all values of a level at once: a call for each takes several times as long
-        maps = [each for each in level if type(each) is dict]
-        lists = [each for each in level if type(each) is list]
-        if len(maps) + len(lists) < len(level) or not _TEXT.issuperset(map(type, chain.from_iterable(maps))):
-            return False
-        items = [*chain.from_iterable(map(dict.values, maps)), *chain.from_iterable(lists)]
-        level = [each for each in items if type(each) not in _PACKED]
+        items: list[Any] = []
+        for each in level:
+            if type(each) is list:
+                items += each
+            elif type(each) is dict and _TEXT.issuperset(map(type, each)):
+                items += each.values()
+            else:
+                return False
         if len(items) > _CONTAINER_ITEMS_MAX or not _packs(items, _PACKED_NESTED):
             return False
+        level = []
+        for each in items:  # a comprehension would be one more call
+            if type(each) not in _PACKED:
+                level.append(each)
         if not level:
             return True
     return False

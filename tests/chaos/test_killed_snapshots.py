@@ -28,7 +28,7 @@ ROWS, KEPT_MAX, STALLED_S = 3, 12, 60.0
 WORKERS = ("envhub-worker", "envhub-snapshot")
 KILLED, BEGUN_S = 0.12, 0.05
 LIVES = 1000  # acts of one client; of one hub 2.4 times as many
-PSS_GROWTH_MAX = 8 << 20
+GROWTH_MAX = 8 << 20
 
 
 def play(address: str, seed: int, acts: Any) -> None:
@@ -130,9 +130,10 @@ def rested(hub: ServedHub, folder: Path) -> Holdings:
     return replace(settled(hub, folder, None), threads=0, rss=0)
 
 
-def pss(pid: int) -> int:
+def anonymous(pid: int) -> int:
+    """The memory that is no file's: a process's part of files depends on what else has mapped them."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
 
 
 @pytest.mark.parametrize(
@@ -153,18 +154,18 @@ def test_whatever_is_killed_no_snapshot_is_wrong_and_nothing_is_left(
             round_ = Round(hub, chance.randrange(1 << 30))
             round_.client(lives // 5, done, kills)  # what is allocated once and kept
             kills["client"] += 1
-            before, pss_before = rested(hub, tmp_path), pss(hub.process.pid)
+            before, anonymous_before = rested(hub, tmp_path), anonymous(hub.process.pid)
             for _ in range(2):
                 round_.client(lives, done, kills)
                 kills["client"] += 1
             # The memory of a session may be in use until the hub has collected what refers to it in cycles.
             wait_until(lambda: rested(hub, tmp_path) == before)  # noqa: B023
-            after, grown = rested(hub, tmp_path), pss(hub.process.pid) - pss_before
-            assert after == before and grown < PSS_GROWTH_MAX, (before, after, grown)
+            after, grown = rested(hub, tmp_path), anonymous(hub.process.pid) - anonymous_before
+            assert after == before and grown < GROWTH_MAX, (before, after, grown)
             round_.client(lives // 5, done, kills)
             below = [each.pid for each in psutil.Process(hub.process.pid).children(recursive=True)]
             hub.process.kill()
             kills["hub"] += 1
             assert wait_until(lambda: not any(map(psutil.pid_exists, below)))  # noqa: B023
-    print(f"{acts()} acts: {dict(done)}; killed: {dict(kills)}; Pss of the last hub {grown / 2**20:+.1f} MiB")
+    print(f"{acts()} acts: {dict(done)}; killed: {dict(kills)}; memory of the last hub {grown / 2**20:+.1f} MiB")
     assert kills["new envhub-worker"] and kills["envhub-snapshot"] and done["compared"] > count // 10

@@ -279,7 +279,8 @@ class Stepper:
         """The message, of this kind; raises ``DecodeError``."""
         # Programs repeat their requests, and a comparison takes less time than to decode the same again.
         if (last := (kind, self._arena.message())) != self._last:
-            self._last, self._message = (kind, b""), messages.unpack(*last)
+            # Without limits of a header: what is wrong here harms this session alone.
+            self._last, self._message = (kind, b""), messages.unpack(*last, limits=None)
             self._last = last
         return self._message
 

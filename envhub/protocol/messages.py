@@ -485,7 +485,7 @@ def pack(message: Any) -> bytes:
 
 def as_map(message: Any) -> Dict[str, Any]:
     """A message's fields by name, with nested messages as maps. Unlike ``dataclasses.asdict`` it copies no value."""
-    return {name: as_map(value) if dataclasses.is_dataclass(value) else value for name, value in vars(message).items()}
+    return {name: as_map(value) if isinstance(value, Frozen) else value for name, value in vars(message).items()}
 
 
 def unpack(kind: Type[M], blob: Any, limits: Optional[codec.HeaderLimits] = codec.KNOWN) -> M:

@@ -171,7 +171,9 @@ def encode_call(name: str, fields: dict[str, Any]) -> list[bytes]:
 
 def decode(blob: Any, allow_pickle: bool = False) -> Any:
     """Decode into new, writable arrays; raises ``DecodeError``. Never use ``allow_pickle`` for bytes from a network."""
-    if type(blob) in (bytes, memoryview) and blob and len(blob) == _NUMBER_BYTES.get(blob[0]):
+    if type(blob) is memoryview and blob.nbytes <= NUMBER_BYTES_MAX:
+        blob = bytes(blob)
+    if type(blob) is bytes and blob and len(blob) == _NUMBER_BYTES.get(blob[0]):
         return msgpack.unpackb(blob)
     return _Decoder(allow_pickle).unpack(blob)
 

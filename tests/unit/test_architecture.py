@@ -311,7 +311,7 @@ BUDGETS = {
     "envhub/fleet": (651, 3),
     "envhub/protocol": (1582, 6),  # STATUS and OPERATE; several SENDs under way; snapshots; fewer calls
     "envhub/transport": (801, 5),  # an address says whether its bytes cost
-    "envhub/values": (2130, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
+    "envhub/values": (2135, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
     "server/envhub_server": (1954, 10),
     "server/envhub_server/catalog": (738, 4),

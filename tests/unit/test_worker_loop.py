@@ -386,6 +386,25 @@ def test_rows_that_are_done_already_are_left_alone() -> None:
         assert hub.call("length") == [1, 0, 0, 1]
 
 
+def test_rows_that_were_left_just_now_are_left_alone() -> None:
+    with serving() as hub:
+        hub.step(*[TERMINATE] * ROWS)
+        is_busy, goes_on = threading.Event(), threading.Event()
+        hub.worker._handlers[control.SetAttrRows] = lambda _: is_busy.set() or goes_on.wait(PATIENCE_S)
+        hub.tell(control.SetAttrRows([0], "length", [b""]))
+        assert is_busy.wait(PATIENCE_S)
+        hub.tell(control.Leave(True))  # the worker finds this and the ring of the call at once
+        hub.arena.put_message(messages.pack(messages.Call("length", b"")))
+        hub.post(op=OP_CALL)
+        done = hub.arena.done.tolist()
+        goes_on.set()
+        hub.hear(control.HandedOver)
+        hub.tell(control.CloseEnvs())
+        assert hub.thread is not None
+        hub.thread.join(PATIENCE_S)
+        assert hub.arena.done.tolist() == done != hub.arena.request.tolist()
+
+
 # --- requests with a message ------------------------------------------------------------------------------------------
 
 

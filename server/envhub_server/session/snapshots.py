@@ -163,11 +163,10 @@ class Snapshots:
 
     def _forget_requests(self) -> None:
         """Have workers keep no requests, if no snapshot is left from which they could be made again."""
-        if not self._processes:
-            for slot in map(self._slots.of_row, self._following):
-                if slot.serving is not None:
-                    self._effects.tell(slot.serving.number, control.ForgetRequests())
-            self._following.clear()
+        for row in [] if self._processes else sorted(self._following):
+            if (worker := self._slots.of_row(row).serving) is not None:
+                self._effects.tell(worker.number, control.ForgetRequests())
+                self._following.remove(row)
 
     # --- taking -------------------------------------------------------------------------------------------------------
 

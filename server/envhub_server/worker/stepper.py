@@ -258,6 +258,8 @@ class Stepper:
         return groups
 
     def serve_rows(self) -> None:
+        if not self._bells.serving:
+            return  # the rows were left just now, and are another worker's
         if posted := self._posted():
             self._step(posted)
         elif self._my_request != self._my_done and self._incomplete != (words := self._my_request.tobytes()):

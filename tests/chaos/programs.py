@@ -616,7 +616,9 @@ class Program:
                 for row, each in outcomes.items():
                     self.rows.unseen(row, each)
                 with contextlib.suppress(envhub.SessionLost, *OF_ENVS):  # the result may have come before
-                    self.rows.batch(range(self.count), outcomes, old.step_wait(), self.by_env)
+                    result = old.step_wait()
+                    if self.loss == "raise":  # else its envs may have been made again, in a session of its own
+                        self.rows.batch(range(self.count), outcomes, result, self.by_env)
                 with contextlib.suppress(envhub.SessionLost):
                     if self.loss == "raise":  # else it goes on in a session of its own
                         old.step(np.zeros((self.count, 2), np.int64))

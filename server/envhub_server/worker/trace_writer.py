@@ -36,8 +36,8 @@ def values_by_row(message: Any, num_envs: int) -> dict[int, bytes]:
 
 
 # The first bytes of a list of up to 15 items, less their number, and of an integer of 8 bytes.
-FIXED_LIST, WORD = 0x90, 0xCF
-HEAD = struct.Struct(">BBQ")  # an entry's, with the batch before which it was
+FIXED_LIST, WORD = 0x90, 0xD3
+HEAD = struct.Struct(">BBq")  # an entry's, with the batch before which it was
 ENCODED_MAX = 64
 UNSEEDED_BATCHES = 1000  # a trace goes on over resets without a seed: to encode a generator takes as long as ten steps
 

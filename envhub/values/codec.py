@@ -173,7 +173,7 @@ def decode(blob: Any, allow_pickle: bool = False) -> Any:
     """Decode into new, writable arrays; raises ``DecodeError``. Never use ``allow_pickle`` for bytes from a network."""
     if type(blob) is memoryview and blob.nbytes <= NUMBER_BYTES_MAX:
         blob = bytes(blob)
-    if type(blob) is bytes and blob and len(blob) == _WHOLE_BYTES.get(blob[0]):
+    if type(blob) is bytes and blob and len(blob) == _ENCODED_BYTES.get(blob[0]):
         return msgpack.unpackb(blob)
     return _Decoder(allow_pickle).unpack(blob)
 
@@ -320,10 +320,9 @@ def _head(lead: int) -> tuple[int, int, int]:
 
 _NUMBER_BYTES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _HEADS = [_head(lead) for lead in range(256)]
-# The bytes of a whole number, boolean or None, by the first one.
-_WHOLE_BYTES = {lead: 1 + length for lead, (kind, length, width) in enumerate(_HEADS) if kind == _PLAIN and not width}
-for _lead in range(0xA0, 0xC0):  # texts
-    del _WHOLE_BYTES[_lead]
+# How many bytes an encoded number, boolean or None has, by its first byte.
+_ENCODED_BYTES = {lead: 1 for lead, head in enumerate(_HEADS) if head == (_PLAIN, 0, 0)}
+_ENCODED_BYTES.update({lead: 1 + length for lead, length in _NUMBER_BYTES.items()})
 
 
 def _pack(plain: Any) -> bytes:

@@ -87,17 +87,9 @@ class Notebook:
         finally:
             interrupting.join()
 
-    def shown_later(self, name: str, wanted: str) -> str:
-        """What cells show until the text is among it: prints of other processes arrive when they are read."""
-        shown = ""
-
-        def has_come() -> bool:
-            nonlocal shown
-            shown += self.run("").text[name]
-            return wanted in shown
-
-        assert wait_until(has_come, CELL_S), shown
-        return shown
+    def show_more(self, cell: Cell) -> None:
+        """Wait for what the notebook shows next, below whichever cell: prints of envs come after their cell, too."""
+        cell.show(self._client.get_iopub_msg(timeout=CELL_S))
 
     def workers(self) -> list[psutil.Process]:
         return worker_processes(self.kernel.pid)
@@ -134,7 +126,8 @@ def test_cell_that_is_run_again_without_close_frees_what_it_made(notebook: Noteb
 def test_prints_of_envs_are_shown_below_cells(notebook: Notebook) -> None:
     cell = notebook.run(MAKE)
     for name, line in (("stdout", "an env resets\n"), ("stderr", "an env steps\n")):
-        assert line in cell.text[name] or notebook.shown_later(name, line)
+        while line not in cell.text[name]:
+            notebook.show_more(cell)
 
 
 @pytest.mark.long

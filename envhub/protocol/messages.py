@@ -405,24 +405,23 @@ _OFFSETS, _OFFSETS_END = struct.Struct("<QQ"), struct.Struct("<Q8s")
 _PLACES_MAGIC = b"ENVHUBFP"
 
 
-def append_offsets(pickled: bytes, offsets: Iterable[Tuple[int, int]]) -> bytes:
-    """Append the place of each factory's own pickle to the pickled list of factories, behind its end."""
+def append_offsets(pickles: bytes, offsets: Iterable[Tuple[int, int]]) -> bytes:
+    """Append the place of each env's factory among these pickles; without places they are the pickle of a list."""
     packed = [_OFFSETS.pack(*offset) for offset in offsets]
-    return b"".join([pickled, *packed, _OFFSETS_END.pack(len(packed), _PLACES_MAGIC)])
+    return b"".join([pickles, *packed, _OFFSETS_END.pack(len(packed), _PLACES_MAGIC)])
 
 
-def offsets_in(factories: bytes, num_envs: int) -> List[Tuple[int, int]]:
-    """The offsets that ``append_offsets`` added; empty if there are none. Raises ``ValueError``."""
-    if factories[-len(_PLACES_MAGIC) :] != _PLACES_MAGIC or len(factories) < _OFFSETS_END.size:
-        return []
-    count, _ = _OFFSETS_END.unpack_from(factories, len(factories) - _OFFSETS_END.size)
-    end = len(factories) - _OFFSETS_END.size - _OFFSETS.size * count
-    if count != num_envs or end < 0:
-        raise ValueError(f"{num_envs} envs and the places of {count} factories in {len(factories)} bytes")
-    offsets = [_OFFSETS.unpack_from(factories, end + _OFFSETS.size * number) for number in range(count)]
-    if not all(begin <= finish <= end for begin, finish in offsets):
-        raise ValueError(f"a factory that is not in the {end} bytes of the pickle")
-    return cast(List[Tuple[int, int]], offsets)
+def offset_of(factories: Any, row: int) -> Optional[Tuple[int, int]]:
+    """Where the pickle of this env's factory begins and ends; None where all are in one list."""
+    count, end = places_of(factories)
+    return cast(Tuple[int, int], _OFFSETS.unpack_from(factories, end + _OFFSETS.size * row)) if count else None
+
+
+def places_of(factories: Any) -> Tuple[int, int]:
+    """The number of places that ``append_offsets`` added, and the end of the pickles before them."""
+    end = len(factories) - _OFFSETS_END.size
+    count, magic = _OFFSETS_END.unpack_from(factories, end) if end >= 0 else (0, b"")
+    return (count, end - _OFFSETS.size * count) if magic == _PLACES_MAGIC else (0, len(factories))
 
 
 _ROW = struct.Struct("<II")

@@ -18,7 +18,7 @@ from hubs import serve, wait_until
 from large_sims import WithData
 
 import envhub
-from envhub.protocol.messages import Make, append_offsets, offsets_in
+from envhub.protocol.messages import Make, append_offsets, offset_of
 
 MIB = 1 << 20
 DATA_BYTES = 8 * MIB
@@ -86,15 +86,14 @@ def _factories_memory(process: psutil.Process) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_pickle_of_parts_is_the_list_for_those_that_know_no_parts(count: int) -> None:
+def test_factories_with_data_are_pickled_by_themselves_and_once_each(count: int) -> None:
     from envhub_client.session.factories import make_of_factories
 
     given = factories(count)
     make = make_of_factories([*given, given[0]])
     assert len(make.factories) < (count + 1) * DATA_BYTES  # the first is in it once
-    loaded = pickle.loads(make.factories)
-    assert [each.args[0][0] for each in loaded] == [*range(count), 0] and loaded[0] is loaded[-1]
-    alone = [pickle.loads(make.factories[begin:end]) for begin, end in offsets_in(make.factories, count + 1)]
+    places = [offset_of(make.factories, row) or (0, 0) for row in range(count + 1)]
+    alone = [pickle.loads(make.factories[begin:end]) for begin, end in places]
     assert [each.args[0][0] for each in alone] == [*range(count), 0]
 
 
@@ -103,9 +102,9 @@ def test_factories_that_share_their_data_are_one_pickle() -> None:
 
     data = bytes(DATA_BYTES)
     make = make_of_factories([partial(WithData, data) for _ in range(4)])
-    assert not offsets_in(make.factories, 4) and len(make.factories) < 1.1 * DATA_BYTES
-    assert not offsets_in(make_of_factories([partial(WithData, data)] * 4).factories, 4)
-    assert not offsets_in(make_of_factories([partial(WithData, b"small") for _ in range(4)]).factories, 4)
+    assert offset_of(make.factories, 0) is None and len(make.factories) < 1.1 * DATA_BYTES
+    assert offset_of(make_of_factories([partial(WithData, data)] * 4).factories, 0) is None
+    assert offset_of(make_of_factories([partial(WithData, b"small") for _ in range(4)]).factories, 0) is None
 
 
 @pytest.mark.parametrize("places", [[(0, 1)], [(0, 1), (5, 4)], [(0, 1), (0, 99)], [(0, 1)] * 3])
@@ -114,6 +113,8 @@ def test_places_outside_of_the_factories_are_refused(places: list[tuple[int, int
 
     assert why_malformed(Make(2, factories=append_offsets(bytes(9), places)))
     assert why_malformed(Make(2, factories=struct.pack("<Q", 1 << 60) + b"ENVHUBFP"))
+    assert why_malformed(Make(3, factories=append_offsets(bytes(9), [(0, 4), (4, 9)])))
+    assert why_malformed(Make(2, factories=append_offsets(b"", [(0, 0), (0, 0)])[1:]))
     assert not why_malformed(Make(2, factories=append_offsets(bytes(9), [(0, 4), (4, 9)])))
     assert not why_malformed(Make(2, factories=b"ENVHUBFP"))
 

@@ -218,10 +218,9 @@ def test_more_rows_than_there_are_are_refused(rows: list[tuple[int, bytes]]) -> 
 
 def test_places_of_factories_follow_their_pickle() -> None:
     whole = messages.append_offsets(b"abcdef", [(0, 2), (2, 6)])
-    assert messages.offsets_in(whole, 2) == [(0, 2), (2, 6)] and messages.offsets_in(b"abcdef", 2) == []
-    for wrong, num_envs in ((whole, 3), (whole[7:], 2), (messages.append_offsets(b"abc", [(0, 4)]), 1)):
-        with pytest.raises(ValueError, match="factor"):
-            messages.offsets_in(wrong, num_envs)
+    assert messages.places_of(whole) == (2, 6) and messages.places_of(b"abcdef") == (0, 6)
+    assert [messages.offset_of(whole, row) for row in range(2)] == [(0, 2), (2, 6)]
+    assert messages.offset_of(b"abcdef", 0) is None
 
 
 # --- ``Frozen`` against what ``dataclass(frozen=True)`` makes ---------------------------------------------------------

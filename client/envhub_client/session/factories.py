@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,30 +88,16 @@ def _why(factories: Sequence[object], error: Exception) -> str:
 
 
 def _pickled(factories: Sequence[object]) -> bytes:
-    """The factories, pickled, with the places of each unless they are small or share data, which one list has once."""
+    """The list, pickled, or the pickle of each factory and its place, unless they are small or share their data."""
     whole = pickling.dumps(list(factories))
     different = {id(factory): factory for factory in factories}
     if len(whole) < ALONE_BYTES_MIN or len(different) == 1:
         return whole
-    left, pickles = len(whole) * len(different) * SHARED_MIN, {}
+    pickles, offsets, at = [], {}, 0
     for key, factory in different.items():
-        pickles[key] = pickling.dumps(factory)
-        left -= len(pickles[key])
-        if left < 0:
+        pickles.append(pickling.dumps(factory))
+        offsets[key] = at, at + len(pickles[-1])
+        at = offsets[key][1]
+        if at > len(whole) * len(different) * SHARED_MIN:
             return whole
-    return _joined([id(factory) for factory in factories], pickles)
-
-
-def _joined(keys: Sequence[int], pickles: Mapping[int, bytes]) -> bytes:
-    """One pickle that loads the pickles of these keys as a list, and their places in it."""
-    pieces, at = [b"\x80\x04]("], 4  # protocol 4, an empty list, and the mark before its items
-    offsets: dict[int, tuple[int, int]] = {}
-    for key in keys:
-        if key in offsets:  # MEMOIZE, below, has numbered it
-            pieces.append(b"j" + [*offsets].index(key).to_bytes(4, "little"))
-        else:
-            head = b"cpickle\nloads\n\x8e" + len(pickles[key]).to_bytes(8, "little")
-            pieces += [head, pickles[key], b"\x85R\x94"]  # called with these bytes, and memoized
-            offsets[key] = at + len(head), at + len(head) + len(pickles[key])
-        at = at + len(pieces[-1]) if pieces[-1][:1] == b"j" else offsets[key][1] + 3
-    return append_offsets(b"".join([*pieces, b"e."]), (offsets[key] for key in keys))
+    return append_offsets(b"".join(pickles), (offsets[id(factory)] for factory in factories))

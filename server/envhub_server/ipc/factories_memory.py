@@ -1,7 +1,6 @@
 """The pickled factories of a session's envs in anonymous memory: one copy, from which each worker loads its own.
 
-The memory begins with words: how many factories have a place of their own, and for each of them, or for the pickled
-list of all, where its pickle begins and ends. The hub never unpickles.
+The hub never unpickles.
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import struct
 from dataclasses import replace
 from hashlib import sha256
 from typing import Iterator
 
-from envhub.protocol.messages import Make, offsets_in
+from envhub.protocol.messages import Make, offset_of, places_of
 from envhub.transport.descriptors import new_memory
-
-_COUNT, _OFFSETS = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
 def held(make: Make) -> tuple[Make, int]:
@@ -25,16 +21,11 @@ def held(make: Make) -> tuple[Make, int]:
     # The caller owns the descriptor, which is -1 where the envs are made by their name. Raises ``OSError``.
     if not make.factories:
         return make, -1
-    offsets = offsets_in(make.factories, make.num_envs)
-    head = _COUNT.size + _OFFSETS.size * max(1, len(offsets))
-    begins_and_ends = offsets or [(0, len(make.factories))]
-    words = b"".join(
-        [_COUNT.pack(len(offsets)), *(_OFFSETS.pack(head + begin, head + end) for begin, end in begins_and_ends)]
-    )
-    descriptor = new_memory("envhub-factories", head + len(make.factories))
+    descriptor = new_memory("envhub-factories", len(make.factories))
     try:
-        _write(descriptor, words)
-        _write(descriptor, make.factories)
+        view = memoryview(make.factories)
+        while view:
+            view = view[os.write(descriptor, view) :]
     except BaseException:
         os.close(descriptor)
         raise
@@ -42,17 +33,13 @@ def held(make: Make) -> tuple[Make, int]:
 
 
 def why_malformed(make: Make) -> str:
-    try:
-        offsets_in(make.factories, make.num_envs)
-    except ValueError as error:
-        return str(error)
+    count, end = places_of(make.factories)
+    if count and (count != make.num_envs or end < 0):
+        return f"{make.num_envs} envs and the places of {count} factories in {len(make.factories)} bytes"
+    for begin, finish in (offset_of(make.factories, row) or (0, 0) for row in range(count)):
+        if not begin <= finish <= end:
+            return f"a factory that is not in the {end} bytes of the pickles"
     return ""
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 @contextlib.contextmanager
@@ -60,7 +47,7 @@ def pickle_of(descriptor: int, row: int) -> Iterator[tuple[memoryview, bool]]:
     """The pickle of this row's factory in such memory, mapped within the context, and whether it has no other."""
     # It is mapped and not read: the pickle of much data is no memory of the process.
     with contextlib.closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as memory:
-        (count,) = _COUNT.unpack_from(memory)
-        begin, end = _OFFSETS.unpack_from(memory, _COUNT.size + _OFFSETS.size * (row if count else 0))
+        place = offset_of(memory, row)
+        begin, end = place or (0, len(memory))
         with memoryview(memory) as whole, whole[begin:end] as pickled:
-            yield pickled, bool(count)
+            yield pickled, place is not None

@@ -210,7 +210,10 @@ class BatchWriter:
     def write(self, columns: dict[str, Any], first: Callable[[], dict[str, Any]]) -> tuple[int, int]:
         """Write the infos; return template and length, or zeros. The info of the ``first`` env decides on the types."""
         arrays: list[np.ndarray] = []
-        form = tuple(_form_of(columns, arrays))
+        try:
+            form = tuple(_signature(columns, arrays, NESTING_MAX))
+        except NotInColumns:
+            return 0, 0
         if form not in self._forms:
             entry = self._fields_of(first(), arrays) if len(self._forms) < TEMPLATES_MAX else None
             if entry is None:
@@ -238,21 +241,8 @@ class BatchWriter:
         return number, template.nbytes, fields
 
 
-def _form_of(columns: dict[str, Any], arrays: list[np.ndarray]) -> Iterator[Any]:
-    """A key that is equal for columns of one form; also appends the arrays to ``arrays``."""
-    for key, value in columns.items():
-        yield key
-        if type(value) is dict:
-            yield dict
-            yield from _form_of(value, arrays)
-            yield None
-        else:
-            arrays.append(value)
-            yield value.dtype.str, value.shape
-
-
 def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterator[Any]:
-    """A key that is equal for infos of one template; also appends the info's values to ``values``."""
+    """A key that is equal for infos of one form; also appends the info's values to ``values``."""
     if not nesting:
         raise NotInColumns("maps too deep")
     for key, value in info.items():
@@ -266,7 +256,7 @@ def _signature(info: dict[str, Any], values: list[Any], nesting: int) -> Iterato
             yield None
             continue
         values.append(value)
-        yield from (value.dtype.str, value.shape) if kind is np.ndarray else (kind,)
+        yield (value.dtype.str, value.shape) if kind is np.ndarray else kind
 
 
 class Rows(NamedTuple):

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, List, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, List, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -496,12 +496,4 @@ def default_text(table: Any, name: str) -> str:
     return f"{default:,.10g}"
 
 
-if TYPE_CHECKING:
-
-    class HubArguments:
-        """Options of the command line of ``envhub serve``."""
-
-        def __init__(self, **options: object) -> None: ...
-
-else:
-    HubArguments = arguments_of(HubOptions)
+HubArguments: Any = arguments_of(HubOptions)

@@ -384,23 +384,12 @@ class HubProtocol:
         link = self._links.get(token)
         return None if link is None or token in self.leases else link.peer
 
-    def connection_of(self, token: bytes) -> int:
-        link = self._links.get(token)
-        return -1 if link is None else link.connection
-
-    def connections_of(self, token: bytes) -> set[int]:
-        link = self._links.get(token)
-        return set() if link is None else link.connections
-
-    def connection_back(self, token: bytes) -> None:
-        self.leases.pop(token, None)
+    def link_of(self, token: bytes) -> _Link:
+        """The connections and the lease of a session, to be read; ``connection`` is -1 if there is no such session."""
+        return self._links.get(token, _NO_LINK)
 
     def connection_lost(self, token: bytes, now_s: float) -> None:
-        self.leases[token] = now_s + self.lease_of(token)
-
-    def lease_of(self, token: bytes) -> float:
-        link = self._links.get(token)
-        return self.lease_s if link is None else link.lease_s
+        self.leases[token] = now_s + self.link_of(token).lease_s
 
     def expired(self, now_s: float) -> list[bytes]:
         return [token for token, until_s in self.leases.items() if until_s <= now_s]
@@ -415,7 +404,8 @@ _NO_SESSION = Failure(
     "session",
     "this hub has no such session: its lease ran out, it was closed or taken over, or it never was",
 )
-_NOBODY = (NO_SESSION, _Link(b"", -1))
+_NO_LINK = _Link(b"", -1)
+_NOBODY = (NO_SESSION, _NO_LINK)
 
 
 def _remember(links: dict[bytes, _Link], token: bytes, link: _Link, links_max: int) -> None:

@@ -87,7 +87,7 @@ def test_request_to_the_session_of_another_client_is_answered_as_if_there_were_n
     with_session(hub, owner="alice")
     assert hub.receive(b"eve", 7, [head(Op.STEP, 2)], "eve") is None
     assert hub.foreign == [(Op.STEP, TOKEN)] and refused(hub) == "session_lost"
-    assert hub.peer_of(TOKEN) == b"peer" and hub.connections_of(TOKEN) == {1}
+    assert hub.peer_of(TOKEN) == b"peer" and hub.link_of(TOKEN).connections == {1}
 
 
 def test_client_that_is_not_let_in_is_answered_and_nothing_else_is_done() -> None:
@@ -203,12 +203,12 @@ def test_code_that_is_counted_goes_on_being_counted() -> None:
 def test_connections_are_those_that_a_session_was_heard_on_and_that_last() -> None:
     hub = HubProtocol(HUB_ID)
     with_session(hub, connection=4)
-    assert hub.connections_of(TOKEN) == {4} and hub.connection_of(TOKEN) == 4
+    assert hub.link_of(TOKEN).connections == {4} and hub.link_of(TOKEN).connection == 4
     assert hub.receive(b"again", 5, [head(Op.RESET, 2, Reset())]) is not None
-    assert hub.connections_of(TOKEN) == {4, 5} and hub.connection_of(TOKEN) == 5
-    assert hub.connection_ended(4) == [] and hub.connections_of(TOKEN) == {5}
-    assert hub.connection_ended(5) == [(TOKEN, b"again")] and hub.connections_of(TOKEN) == set()
-    assert hub.connections_of(OTHER) == set() and hub.connection_of(OTHER) == -1
+    assert hub.link_of(TOKEN).connections == {4, 5} and hub.link_of(TOKEN).connection == 5
+    assert hub.connection_ended(4) == [] and hub.link_of(TOKEN).connections == {5}
+    assert hub.connection_ended(5) == [(TOKEN, b"again")] and hub.link_of(TOKEN).connections == set()
+    assert hub.link_of(OTHER).connections == set() and hub.link_of(OTHER).connection == -1
 
 
 def test_peer_is_a_sessions_while_its_client_is_there() -> None:

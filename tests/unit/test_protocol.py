@@ -284,9 +284,11 @@ def test_step_on_a_connection_that_may_have_ended_is_left_to_receive() -> None:
     pair, step = waiting_for_a_step()
     first, *others = step.frames
     assert pair.hub.connection_ended(pair.connection) == [(TOKEN, step.peer)]
-    assert pair.hub.connection_of(TOKEN) == pair.connection, "it may be a new one of the same name, to be looked after"
+    assert pair.hub.link_of(TOKEN).connection == pair.connection, (
+        "it may be a new one of the same name, to be looked after"
+    )
     assert pair.hub.receive_step(step.peer, first, others) is None
-    assert pair.hub.receive(step.peer, 7, step.frames) is not None and pair.hub.connection_of(TOKEN) == 7
+    assert pair.hub.receive(step.peer, 7, step.frames) is not None and pair.hub.link_of(TOKEN).connection == 7
 
 
 @pytest.mark.parametrize("op", [Op.RESET, Op.CLOSE])
@@ -328,7 +330,7 @@ def test_heartbeat_of_another_client_is_told_nothing_and_takes_nothing() -> None
         assert pair.hub.receive(b"eve", 7, question, "eve") is None
         ((peer, frames),) = pair.hub.outgoing
         assert peer == b"eve" and messages.unpack(HeartbeatReply, bytes(frames[0])[40:]).state == "unknown"
-        assert pair.hub.connection_of(TOKEN) == 1 and pair.hub.connections_of(TOKEN) <= {1}
+        assert pair.hub.link_of(TOKEN).connection == 1 and pair.hub.link_of(TOKEN).connections <= {1}
         assert pair.hub.sessions_of(b"eve") == []
     assert TOKEN in pair.hub.leases and pair.hub.returned == []
 

@@ -69,7 +69,7 @@ class Directory:
     def forget(self, token: bytes, why: Failure | None = None) -> None:
         """Forget a token, which is of no session any more; its connections may have views of memory to read."""
         if (runtime := self.by_token.pop(token, None)) is not None:
-            runtime.connections.update(self._protocol.connections_of(token))
+            runtime.connections.update(self._protocol.link_of(token).connections)
         self._protocol.forget(token, why)
 
     # --- clients ------------------------------------------------------------------------------------------------------

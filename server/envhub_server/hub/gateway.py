@@ -205,7 +205,7 @@ class Gateway:
         # A client that has come back since the last check keeps its session.
         self._liveness.check(now_s, self._directory.beats_s(), at_once=True)
         for token in self._protocol.expired(now_s):
-            lease_s = self._protocol.lease_of(token)
+            lease_s = self._protocol.link_of(token).lease_s
             # Event: The lease of a session ran out: its envs are closed.
             log.info("session_expired", session=self._directory.name_of(token), lease_s=lease_s)
             self._directory.expire(token)

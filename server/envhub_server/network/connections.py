@@ -383,7 +383,7 @@ class ClientLiveness:
         self._check_s = min(self._check_s, now_s + CHECK_S)
 
     def _check_one(self, token: bytes, limit_s: float, now_s: float) -> float:
-        connection = self._protocol.connection_of(token)
+        connection = self._protocol.link_of(token).connection
         if connection < 0:
             return 0.0
         silent_s = self._silence_s(connection)
@@ -392,11 +392,11 @@ class ClientLiveness:
             self._silent[token] = connection
             self._lose(token, now_s, "nothing came from it any more")
         elif not silent and self._silent.get(token) == connection:
-            self._protocol.connection_back(token)
+            self._protocol.leases.pop(token, None)
             log.info("client_back", session=self._name_of(token))
         return silent_s
 
     def _lose(self, token: bytes, now_s: float, why: str) -> None:
         self._protocol.connection_lost(token, now_s)
         # Event: A session's client is out of reach: the lease of the session begins.
-        log.warning("client_lost", session=self._name_of(token), why=why, lease_s=self._protocol.lease_of(token))
+        log.warning("client_lost", session=self._name_of(token), why=why, lease_s=self._protocol.link_of(token).lease_s)

@@ -117,7 +117,7 @@ def as_pickle(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(PICKLE, pickling.dumps(value))
     except Exception as error:  # a foreign __reduce__ may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise EncodeError(pickling.why_unpicklable(f"a {kind}", value, pickling.dumps, error)) from error
+        raise EncodeError(pickling.why_unpicklable(f"a {kind}", value, error)) from error
 
 
 def as_pickle_or_repr(value: Any) -> msgpack.ExtType:

@@ -12,7 +12,7 @@ import types
 from collections import ChainMap
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Callable, Iterator, Mapping, Tuple
+from typing import Any, Iterator, Mapping, Tuple
 
 import cloudpickle
 
@@ -132,11 +132,11 @@ class Unsendable:
         raise TypeError(self.why)
 
 
-def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: BaseException) -> str:
-    """A sentence with the path from ``value``, ``named`` so, to the part that ``dumps`` cannot pickle, and a remedy."""
-    steps = _Search(value, dumps).path
+def why_unpicklable(named: str, value: Any, error: BaseException) -> str:
+    """A sentence with the path from ``value``, ``named`` so, to the part that cannot be pickled, and a remedy."""
+    steps = _path_below(value, DEPTH_MAX, {id(value): value}, iter(range(PICKLES_MAX))) or []
     culprit = steps[-1][1] if steps else value
-    why = (_failure(culprit, dumps) if steps else None) or error
+    why = (_failure(culprit) if steps else None) or error
     text = " ".join(str(why).split())[:ERROR_CHARS_MAX]
     if not steps:
         return f"{named} cannot be pickled: {text}; {_remedy(culprit)}"
@@ -144,36 +144,25 @@ def why_unpicklable(named: str, value: Any, dumps: Callable[[Any], Any], error: 
     return f"{path} > {steps[-1][0]} is {_kind(culprit)}, which cannot be pickled: {text}; {_remedy(culprit)}"
 
 
-class _Search:
-    """A depth-first search that visits each part once, so that cycles end."""
-
-    def __init__(self, value: Any, dumps: Callable[[Any], Any]) -> None:
-        self._dumps = dumps
-        self._left = PICKLES_MAX
-        self._failing = {id(value): value}  # kept alive, so that no new object gets the id of one
-        self.path = self._below(value, DEPTH_MAX) or []
-
-    def _below(self, value: Any, depth: int) -> list[Step] | None:
-        """The path to the part that fails; empty for the value itself, None if only parts visited before fail."""
-        to_blame = True
-        for how, part in _parts(value) if depth else ():
-            if id(part) in self._failing:
-                to_blame = False
-                continue
-            if not self._left:
-                break
-            self._left -= 1
-            if _failure(part, self._dumps) is None:
-                continue
+def _path_below(value: Any, depth: int, failing: dict[int, Any], tries: Iterator[int]) -> list[Step] | None:
+    """The path to the part that fails; empty for the value itself, None if only parts visited before fail."""
+    # Depth first, and each part once, so that cycles end. What fails is kept alive, so that no new object gets its id.
+    to_blame = True
+    for how, part in _parts(value) if depth else ():
+        if id(part) in failing:
             to_blame = False
-            self._failing[id(part)] = part
-            path = self._below(part, depth - 1)
+        elif next(tries, None) is None:
+            break
+        elif _failure(part) is not None:
+            to_blame = False
+            failing[id(part)] = part
+            path = _path_below(part, depth - 1, failing, tries)
             if path is not None:
                 return [(how, part), *path]
-        return [] if to_blame else None
+    return [] if to_blame else None
 
 
-def _failure(value: Any, dumps: Callable[[Any], Any]) -> BaseException | None:
+def _failure(value: Any) -> BaseException | None:
     try:
         dumps(value)
     except Exception as error:  # a foreign object may raise anything

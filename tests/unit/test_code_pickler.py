@@ -134,7 +134,7 @@ LOCK = threading.Lock()
 def why(value: Any) -> str:
     with pytest.raises(Exception) as raised:
         pickling.dumps(value)
-    return why_unpicklable("it", value, pickling.dumps, raised.value)
+    return why_unpicklable("it", value, raised.value)
 
 
 def path(value: Any) -> str:
@@ -240,7 +240,9 @@ def test_search_ends_at_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     pickled = []
     monkeypatch.setattr(pickling, "PICKLES_MAX", 10)
     wide = [[number] for number in range(100)] + [LOCK]
-    why_unpicklable("it", wide, lambda value: pickled.append(value) or pickling.dumps(value), ValueError("x"))
+    dumps = pickling.dumps
+    monkeypatch.setattr(pickling, "dumps", lambda value: pickled.append(value) or dumps(value))
+    why_unpicklable("it", wide, ValueError("x"))
     assert len(pickled) == 10
 
 
@@ -283,7 +285,7 @@ def test_object_that_pickles_by_a_name_has_no_part_to_blame() -> None:
     assert why(Named()).startswith("it cannot be pickled: ")
 
 
-def test_class_is_named_as_one() -> None:
+def test_class_is_named_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [Slotted]
 
     def dumps(value: Any) -> bytes:
@@ -291,7 +293,8 @@ def test_class_is_named_as_one() -> None:
             raise TypeError("no")
         return b""
 
-    sentence = why_unpicklable("it", whole, dumps, TypeError("no"))
+    monkeypatch.setattr(pickling, "dumps", dumps)
+    sentence = why_unpicklable("it", whole, TypeError("no"))
     assert f"is the class {__name__}.Slotted, which cannot be pickled: no" in sentence
 
 

@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 from envhub.errors import HubUnreachable
 from envhub.protocol.messages import ProgramEnvironment
 from envhub.transport.address import environment
-from envhub.values import codec, pickling
+from envhub.values import codec
 from envhub.values.gym_api import pickled
 from envhub.values.pickling import Unsendable, is_importable, why_unpicklable
 
@@ -136,7 +136,7 @@ def _error_instead(spec: EnvSpec, error: Exception) -> bytes:
     """Make the spec that a worker has in place of a spec that cannot be sent; making its env raises the reason."""
     described, blob = _errors_instead.get(id(spec), (None, b""))
     if described is not spec:  # to look for what cannot be pickled takes long
-        why = why_unpicklable(f"the spec of {spec.id}", spec, pickling.dumps, error)
+        why = why_unpicklable(f"the spec of {spec.id}", spec, error)
         unsendable = Unsendable(f"the registered env {spec.id!r} cannot be sent to a worker: {why}")
         blob = pickled(EnvSpec(spec.id, entry_point=unsendable, vector_entry_point=unsendable))
         _errors_instead[id(spec)] = spec, blob

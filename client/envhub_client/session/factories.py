@@ -75,7 +75,7 @@ def pickled_for_workers(named: str, value: object) -> bytes:
     try:
         return pickling.dumps(value)
     except Exception as error:  # as above
-        raise TypeError(why_unpicklable(named, value, pickling.dumps, error)) from error
+        raise TypeError(why_unpicklable(named, value, error)) from error
 
 
 def _why(factories: Sequence[object], error: Exception) -> str:
@@ -83,7 +83,7 @@ def _why(factories: Sequence[object], error: Exception) -> str:
         try:
             pickling.dumps(factory)
         except Exception as own:  # as above
-            return why_unpicklable(f"factory {number}", factory, pickling.dumps, own)
+            return why_unpicklable(f"factory {number}", factory, own)
     return str(error)
 
 

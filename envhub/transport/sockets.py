@@ -23,7 +23,7 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 ZERO_COPY_BYTES = 1 << 16  # for larger frames libzmq's notice that a frame was sent is cheaper than a copy
 
 # Plain numbers: combining zmq's enums costs more than sending a small frame.
-_NOBLOCK = int(zmq.NOBLOCK)
+NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 # The ``send`` of ``zmq.Socket`` is written in Python, and calls this function for each frame.
@@ -123,27 +123,23 @@ def send(socket: Socket, frames: Sequence[Any]) -> None:
     """Send one message without waiting; large frames are not copied and must not change until the peer has them."""
     last = len(frames) - 1
     for number, frame in enumerate(frames):
-        flags = _MORE if number < last else _NOBLOCK
+        flags = _MORE if number < last else NOBLOCK
         _send_frame(socket, frame, flags, copy=memoryview(frame).nbytes < ZERO_COPY_BYTES)
 
 
 def receive(socket: Socket, frames_max: int) -> list[zmq.Frame]:
     """Receive one whole message, or its first ``frames_max`` frames. Raises ``zmq.Again``."""
-    frame = _receive_frame(socket, _NOBLOCK, False)
+    frame = _receive_frame(socket, NOBLOCK, False)
     frames = [frame]
     while frame.more and len(frames) < frames_max:
-        frame = _receive_frame(socket, _NOBLOCK, False)
+        frame = _receive_frame(socket, NOBLOCK, False)
         frames.append(frame)
     return frames
 
 
-def receive_peer(socket: Socket) -> bytes:
-    return socket.recv(_NOBLOCK)
-
-
 def discard(socket: Socket, frames_max: int) -> bool:
     """Drop up to ``frames_max`` more frames of the current message; return True if the message has ended."""
-    return not all(socket.recv(_NOBLOCK, copy=False).more for _ in range(frames_max))
+    return not all(socket.recv(NOBLOCK, copy=False).more for _ in range(frames_max))
 
 
 def user_of(frames: Sequence[zmq.Frame]) -> str:

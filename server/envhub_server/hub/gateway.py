@@ -247,7 +247,7 @@ class Gateway:
             return None
         router = self._router.socket
         try:
-            peer = sockets.receive_peer(router)
+            peer = router.recv(sockets.NOBLOCK)
         except zmq.Again:  # what was signalled was no message
             return None
         frames = sockets.receive(router, prelude.FRAMES_MAX)

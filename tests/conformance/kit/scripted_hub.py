@@ -189,7 +189,7 @@ class ScriptedHub(contextlib.AbstractContextManager["ScriptedHub"]):
         self._router.poll(max(0, int(wait_s * 1000) + 1))
         self._read_monitor()
         try:
-            peer = sockets.receive_peer(self._router)
+            peer = self._router.recv(sockets.NOBLOCK)
             frames = sockets.receive(self._router, FRAMES_MAX)
         except zmq.Again:
             frames = []

@@ -27,9 +27,6 @@ TUPLE, SET, FROZENSET, INTEGER, COMPLEX, MAPPING, GENERATOR, ARRAY, REPR, PICKLE
     1, 15
 )
 
-_EXTENSIONS = frozenset(range(TUPLE, SPACE + 1))
-_HEADER_EXTENSIONS = frozenset([INTEGER])
-
 DEPTH_MAX = 64
 DECODED_DEPTH_MAX = DEPTH_MAX + 2  # the outermost value itself, and an array inside the innermost container
 ITEMS_MAX = 1 << 20
@@ -469,10 +466,8 @@ class _Decoder:
         self, allow_pickle: bool, items_max: int = ITEMS_MAX, header: bool = False, lenient: bool = False
     ) -> None:
         self._allow_pickle = allow_pickle
-        self._extensions = _HEADER_EXTENSIONS if header else _EXTENSIONS
-        self._lenient = lenient
+        self._is_header, self._lenient = header, lenient  # a header was checked, and its extensions are integers
         self._depth_max = 1 if header else DECODED_DEPTH_MAX
-        self._is_checked = header
         self._items_max = items_max
         self._depth = 0
         self._spaces_bytes = 0
@@ -484,10 +479,10 @@ class _Decoder:
             raise DecodeError(f"values nested deeper than {self._depth_max}")
         try:
             nbytes = len(blob) if type(blob) is bytes else memoryview(blob).nbytes
-            if nbytes >= PIECE_BYTES and not self._is_checked and (array := _large_array(blob)) is not None:
+            if nbytes >= PIECE_BYTES and not self._is_header and (array := _large_array(blob)) is not None:
                 return array
             items_max = min(self._items_max, nbytes)  # msgpack allocates the length that a list announces
-            if nbytes >= CHECKED_BYTES_MIN and not self._is_checked and not _has_few_items(blob):
+            if nbytes >= CHECKED_BYTES_MIN and not self._is_header and not _has_few_items(blob):
                 # It refuses lists that announce more items than there are bytes: msgpack would allocate all of them.
                 unpacker = msgpack.Unpacker(max_buffer_size=nbytes)
                 unpacker.feed(blob)
@@ -515,7 +510,7 @@ class _Decoder:
             self._depth -= 1
 
     def _extension(self, code: int, blob: bytes) -> Any:
-        if code not in self._extensions:
+        if self._is_header and code != INTEGER:
             raise DecodeError(f"extension type {code} is not accepted here")
         if code == ARRAY:
             return _array(blob)

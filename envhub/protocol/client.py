@@ -16,25 +16,16 @@ from typing import Any, NamedTuple
 
 from envhub.errors import RemoteProtocolError, printable
 from envhub.protocol import messages, validation
+from envhub.protocol import prelude as preludes
 from envhub.protocol.messages import PART_OPS, REPLY, SESSION_OPS, WINDOW_OPS, Failure, HeartbeatReply, Op
-from envhub.protocol.prelude import (
-    AWAY_WARNING_S,
-    CUTS_MAX,
-    FRAME_BYTES_MAX,
-    HEARTBEAT_S,
-    NO_SESSION,
-    PRELUDE,
-    RECONNECT_S,
-    REFUSED_S,
-    SILENCE_WARNING_S,
-    Frame,
-    Frames,
-    Prelude,
-    pack_head,
-    pack_window_head,
-)
+from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, RECONNECT_S, Frame, Frames, Prelude, pack_head
 from envhub.values import codec
 
+HEARTBEAT_S = 1.0
+SILENCE_WARNING_S = 3.5  # while a request is pending and the client asks the hub about it every second
+AWAY_WARNING_S = 0.3  # most reconnections take less
+REFUSED_S = 5.0
+CUTS_MAX = 10  # connections in a row that end while a request on them has no answer
 NOTICES_MAX = 16  # of one connection: a hub that sends more would fill its clients' logs
 STOPPED_S = 3 * HEARTBEAT_S  # a longer time between two calls of ``looked`` shows that the program did not run
 _AT_ONCE = -math.inf
@@ -148,7 +139,7 @@ class ClientProtocol:
         head = pack_head(op, self.hub_id, token, seq)
         if parts and of_session:
             if op in WINDOW_OPS:
-                head = pack_window_head(op, seq - next(reversed(parts)), self.hub_id, token, seq)
+                head = preludes.pack_window_head(op, seq - next(reversed(parts)), self.hub_id, token, seq)
             else:
                 last_sent_seq = max(last_sent_seq, *(each.seq for each in parts.values() if not each.held), 0)
                 self._may_be_late, parts, received = True, {}, []

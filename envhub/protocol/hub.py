@@ -16,22 +16,14 @@ from typing import Any, NamedTuple
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, validation
 from envhub.protocol.messages import REPLY, SESSION_OPS, WINDOW_OPS, Failure, HeartbeatReply, Made, Op, Step
-from envhub.protocol.prelude import (
-    CLOSED_EARLY_MAX,
-    ENDED_MAX,
-    FRAMES_MAX,
-    LEASE_S,
-    NO_SESSION,
-    PRELUDE,
-    SEQ_MAX,
-    SESSIONS_MAX,
-    VERSION,
-    Frame,
-    Frames,
-    Prelude,
-    pack_head,
-)
+from envhub.protocol.prelude import FRAMES_MAX, NO_SESSION, PRELUDE, VERSION, Frame, Frames, Prelude, pack_head
 from envhub.values import codec
+
+SEQ_MAX = (1 << 64) - 1
+SESSIONS_MAX = 64
+ENDED_MAX = 256
+CLOSED_EARLY_MAX = 256  # tokens that were closed before their MAKE arrived
+LEASE_S = 60.0
 
 _OPS = {int(op): op for op in Op}  # a lookup is faster than Op(number)
 

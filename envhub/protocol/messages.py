@@ -412,7 +412,7 @@ def append_offsets(pickles: bytes, offsets: Iterable[Tuple[int, int]]) -> bytes:
 
 
 def offset_of(factories: Any, row: int) -> Optional[Tuple[int, int]]:
-    """Where the pickle of this env's factory begins and ends; None where all are in one list."""
+    """The begin and the end of the pickle of this env's factory; None if all are in one list."""
     count, end = places_of(factories)
     return cast(Tuple[int, int], _OFFSETS.unpack_from(factories, end + _OFFSETS.size * row)) if count else None
 

@@ -16,7 +16,6 @@ MAGIC = b"EHUB"
 VERSION = 1  # a peer of another version is refused
 PRELUDE = struct.Struct("<4sHBBQ16sQ")  # magic, version, op, after, hub id, session token, seq
 NO_SESSION = bytes(16)
-SEQ_MAX = (1 << 64) - 1
 
 # The bytes of a prelude from op, hub id, token and seq; of the second one from op, after, hub id, token and seq.
 pack_head = partial(struct.Struct("<4sHBxQ16sQ").pack, MAGIC, VERSION)
@@ -24,18 +23,8 @@ pack_window_head = partial(PRELUDE.pack, MAGIC, VERSION)
 
 FRAMES_MAX = 1024
 FRAME_BYTES_MAX = 1 << 30  # of a reply
-SESSIONS_MAX = 64
-ENDED_MAX = 256
-CLOSED_EARLY_MAX = 256  # tokens that were closed before their MAKE arrived
-LEASE_S = 60.0
-
-HEARTBEAT_S = 1.0
 BEATS_MAX = 3  # missing heartbeats of a client's connection before the lease runs
-SILENCE_WARNING_S = 3.5  # while a request is pending and the client asks the hub about it every second
-AWAY_WARNING_S = 0.3  # most reconnections take less
-REFUSED_S = 5.0
 RECONNECT_S = 60.0
-CUTS_MAX = 10  # connections in a row that end while a request on them has no answer
 
 # Requests of a session that may be without a reply at a time: MAKE's reply says how many numbers they span.
 WINDOW, WINDOW_MIN = 4, 2

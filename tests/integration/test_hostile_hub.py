@@ -22,6 +22,7 @@ from hubs import wait_until
 from lying_hub import NUM_ENVS, SPACE, LyingHub, made
 
 import envhub
+from envhub.protocol.client import CUTS_MAX
 from envhub.protocol.messages import (
     Done,
     EnvNames,
@@ -34,7 +35,6 @@ from envhub.protocol.messages import (
     Welcome,
     pack_rows,
 )
-from envhub.protocol.prelude import CUTS_MAX
 from envhub.transport import sockets
 from envhub.values import codec
 from envhub.values.info_columns import Rows, pack_columns

@@ -7,7 +7,7 @@ from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.client import ClientProtocol, Reply
-from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.hub import LEASE_S, SESSIONS_MAX, HubProtocol, Incoming
 from envhub.protocol.messages import (
     Call,
     Close,
@@ -23,7 +23,7 @@ from envhub.protocol.messages import (
     Step,
     Welcome,
 )
-from envhub.protocol.prelude import LEASE_S, SESSIONS_MAX, Prelude
+from envhub.protocol.prelude import Prelude
 
 TOKEN = bytes(range(16))
 HUB_ID = 0x0123456789ABCDEF

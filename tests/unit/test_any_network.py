@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from network import Network
 from protocol_pair import SESSION_REQUESTS, TOKEN, ProtocolPair
 
-from envhub.protocol import prelude
+from envhub.protocol.client import HEARTBEAT_S
 from envhub.protocol.messages import Failure, Make, Op
 
 
@@ -71,7 +71,7 @@ class AnyNetwork(Network):
         if not self.pair.connected:
             self.pair.reconnect()
         for _ in range(6):
-            self.pair.advance(prelude.HEARTBEAT_S)
+            self.pair.advance(HEARTBEAT_S)
             while self.pair.to_hub or self.pair.running or self.pair.to_client:
                 if self.pair.to_client:
                     self.deliver()

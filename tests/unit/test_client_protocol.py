@@ -7,9 +7,9 @@ from protocol_pair import HUB_ID, MADE, TOKEN, ProtocolPair, given_up, joined, s
 
 from envhub.errors import RemoteProtocolError
 from envhub.protocol import messages, prelude
-from envhub.protocol.client import NOTICES_MAX, ClientProtocol, Reply
+from envhub.protocol.client import AWAY_WARNING_S, CUTS_MAX, HEARTBEAT_S, NOTICES_MAX, ClientProtocol, Reply
 from envhub.protocol.messages import Close, EnvNames, Failure, HeartbeatReply, Hello, Make, Notice, Op, Question, Reset
-from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
+from envhub.protocol.prelude import NO_SESSION, Prelude
 from envhub.protocol.validation import TEXT_CHARS_MAX
 
 REPLY = messages.REPLY
@@ -165,8 +165,8 @@ def test_reply_to_a_step_is_a_sign_of_life() -> None:
     pair = joined()
     step_on_its_way(pair)
     pair.client.disconnected(0.0)
-    pair.client.disconnected(prelude.AWAY_WARNING_S)  # the time counts from the first end
-    assert pair.client.trouble(prelude.AWAY_WARNING_S) == "the connection to it is lost"
+    pair.client.disconnected(AWAY_WARNING_S)  # the time counts from the first end
+    assert pair.client.trouble(AWAY_WARNING_S) == "the connection to it is lost"
     assert say(pair, REPLY | Op.STEP, 2) is not None and pair.client.trouble(pair.now_s + 100.0) == ""
 
 
@@ -203,7 +203,7 @@ def test_refused_connections_are_told_of_a_hub_that_was_there() -> None:
     assert not pair.client.is_refused
     pair.client.refused(0.0)
     assert pair.client.is_refused
-    told = pair.client.trouble(prelude.AWAY_WARNING_S)
+    told = pair.client.trouble(AWAY_WARNING_S)
     assert told == "the connection to it is lost, and others are refused"
     unknown = ClientProtocol(TOKEN)
     unknown.request(Op.HELLO, messages.Hello(), [], 100.0)

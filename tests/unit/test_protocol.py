@@ -18,8 +18,8 @@ from protocol_pair import (
 )
 
 from envhub.protocol import messages, prelude
-from envhub.protocol.client import ClientProtocol
-from envhub.protocol.hub import SHUTTING_DOWN, HubProtocol, Incoming
+from envhub.protocol.client import AWAY_WARNING_S, HEARTBEAT_S, ClientProtocol
+from envhub.protocol.hub import CLOSED_EARLY_MAX, ENDED_MAX, SEQ_MAX, SHUTTING_DOWN, HubProtocol, Incoming
 from envhub.protocol.messages import Close, Failure, HeartbeatReply, Hello, Make, Op, Reset, Step
 from envhub.protocol.prelude import NO_SESSION, Prelude
 
@@ -72,7 +72,7 @@ def test_only_the_last_ended_sessions_are_remembered() -> None:
     hub = HubProtocol(HUB_ID, sessions_max=1)
     hub.forget(TOKEN)  # which no session has had
     body = messages.pack(Make(1))
-    for number in range(1, prelude.ENDED_MAX + 11):
+    for number in range(1, ENDED_MAX + 11):
         token = number.to_bytes(16, "big")
         assert hub.receive(b"peer", 1, [Prelude(Op.MAKE, HUB_ID, token, 1).pack() + body]) is not None
         hub.forget(token)
@@ -94,7 +94,7 @@ def test_only_the_last_closed_tokens_are_remembered_and_cost_no_ended_session_it
     hub = HubProtocol(HUB_ID)
     assert refusal_of(hub, Op.MAKE, TOKEN, 1, Make(1)) == ""
     hub.forget(TOKEN)
-    tokens = [number.to_bytes(16, "big") for number in range(1, prelude.CLOSED_EARLY_MAX + 2)]
+    tokens = [number.to_bytes(16, "big") for number in range(1, CLOSED_EARLY_MAX + 2)]
     for token in tokens:
         assert refusal_of(hub, Op.CLOSE, token, 2, Close()) == "session_lost"
     assert refusal_of(hub, Op.MAKE, TOKEN, 1, Make(1)) == "session_lost"
@@ -114,7 +114,7 @@ def test_late_answer_of_an_ended_session_is_not_taken_for_one_of_its_successor()
     pair.hub.fail(old, Failure("session_lost", "session", "its lease ran out"))
     pair.collect()
     assert pair.deliver_to_client() is None  # the client dropped it
-    pair.advance(prelude.HEARTBEAT_S)
+    pair.advance(HEARTBEAT_S)
     pair.deliver_to_hub()
     assert messages.unpack(HeartbeatReply, pair.to_client.pop().frames[0][40:]).state == "running"
     pair.running = new
@@ -219,8 +219,8 @@ def test_lost_connection_is_reported_within_four_seconds_also_without_a_pending_
     pair = joined()
     pair.disconnect()
     assert pair.client.trouble(pair.now_s + 0.2) == ""  # most are back by then
-    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(prelude.AWAY_WARNING_S)
-    assert "lost" in pair.client.trouble(pair.now_s + prelude.AWAY_WARNING_S + 0.01)
+    assert pair.client.next_tick_s(pair.now_s) == pytest.approx(AWAY_WARNING_S)
+    assert "lost" in pair.client.trouble(pair.now_s + AWAY_WARNING_S + 0.01)
     pair.reconnect()
     assert pair.client.trouble(pair.now_s + 9.0) == ""
 
@@ -310,7 +310,7 @@ def test_step_that_failed_is_not_remembered_and_the_last_number_has_no_next() ->
     pair.hub.fail(taken, Failure("bad_actions", "request", "too short"))
     after = Prelude(Op.STEP, HUB_ID, TOKEN, 4).pack() + b"\x04"
     assert pair.hub.receive_step(step.peer, after, [b"left"]) is None
-    last = Prelude(Op.STEP, HUB_ID, TOKEN, prelude.SEQ_MAX).pack() + b"\x04"
+    last = Prelude(Op.STEP, HUB_ID, TOKEN, SEQ_MAX).pack() + b"\x04"
     taken = pair.hub.receive(step.peer, step.connection, [last, b"left"])
     assert taken is not None
     pair.hub.answer(taken, messages.Done())

@@ -25,7 +25,8 @@ from protocol_document import TEXT, marked, names, section, table, tables, title
 from envhub.arena import layout
 from envhub.env_failure import EnvFailure
 from envhub.protocol import messages, prelude, validation
-from envhub.protocol.hub import HubProtocol
+from envhub.protocol.client import AWAY_WARNING_S, CUTS_MAX, HEARTBEAT_S, REFUSED_S, SILENCE_WARNING_S
+from envhub.protocol.hub import ENDED_MAX, LEASE_S, SESSIONS_MAX, HubProtocol
 from envhub.protocol.messages import REPLIES, REQUESTS, Capacity, Failure, Faults, Hosting, Op, Recycle, Shared
 from envhub.secret import Secret
 from envhub.transport import sockets
@@ -291,16 +292,16 @@ LIMITS = {
     "bytes of a text": codec.STRING_BYTES_MAX,
     "containers around a value": codec.DEPTH_MAX,
     "dimensions of an array in a value": codec.NDIM_MAX,
-    "ended sessions remembered": prelude.ENDED_MAX,
+    "ended sessions remembered": ENDED_MAX,
     "seconds of a lease": HubConfig().lease,
     "seconds for requests to end when the hub stops": HubConfig().drain_timeout,
 }
 
 
 def test_times_and_counts_in_the_text_are_the_codes() -> None:
-    assert (prelude.HEARTBEAT_S, prelude.CUTS_MAX, connections.HELLO_S, connections.MALFORMED_MAX) == (1, 10, 10, 3)
-    assert (prelude.REFUSED_S, prelude.RECONNECT_S, prelude.BEATS_MAX) == (5, 60, 3)
-    assert prelude.SILENCE_WARNING_S < 4 and prelude.AWAY_WARNING_S < 4
+    assert (HEARTBEAT_S, CUTS_MAX, connections.HELLO_S, connections.MALFORMED_MAX) == (1, 10, 10, 3)
+    assert (REFUSED_S, prelude.RECONNECT_S, prelude.BEATS_MAX) == (5, 60, 3)
+    assert SILENCE_WARNING_S < 4 and AWAY_WARNING_S < 4
 
 
 def test_arena_is_the_codes() -> None:
@@ -323,7 +324,7 @@ def test_arena_is_the_codes() -> None:
 
 def test_limits_are_the_codes() -> None:
     assert {row[0]: float(row[1].replace(",", "")) for row in table("Limits")} == LIMITS
-    assert HubConfig().sessions_max == prelude.SESSIONS_MAX and HubConfig().lease == prelude.LEASE_S
+    assert HubConfig().sessions_max == SESSIONS_MAX and HubConfig().lease == LEASE_S
 
 
 def options(side: Any, module: ModuleType, message_bytes_max: int) -> dict[str, str]:

@@ -13,6 +13,7 @@ from protocol_pair import HUB_ID, SESSION_REQUESTS, TOKEN, ProtocolPair, failure
 
 from envhub import errors
 from envhub.protocol import messages
+from envhub.protocol.client import CUTS_MAX, HEARTBEAT_S
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import (
     REPLY,
@@ -27,7 +28,7 @@ from envhub.protocol.messages import (
     Reset,
     Send,
 )
-from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, NO_SESSION, Prelude
+from envhub.protocol.prelude import NO_SESSION, Prelude
 
 REQUESTS = {**SESSION_REQUESTS, Op.MAKE: Make(2, "CartPole-v1"), Op.ATTACH: Attach(bytes(16))}
 REQUESTS[Op.SEND] = Send([1], b"", min_envs=1)

@@ -9,8 +9,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from network import Network
 from protocol_pair import TOKEN, ProtocolPair, given_up, joined, sent, step_on_its_way
 
-from envhub.protocol import messages, prelude
-from envhub.protocol.client import FrameTooLarge, Reply
+from envhub.protocol import messages
+from envhub.protocol.client import HEARTBEAT_S, FrameTooLarge, Reply
 from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Done, Failure, Op, Receive, Reset, Send, Templates, TemplatesRequest
 from envhub.protocol.prelude import Prelude
@@ -51,7 +51,7 @@ def test_sends_run_together_and_each_is_answered_when_its_hub_likes() -> None:
 
 def test_after_a_cut_each_is_asked_after_and_answered_again_or_run() -> None:
     pair, (first, second) = sending(0, 1)
-    assert pair.client.next_tick_s(pair.now_s) <= pair.now_s + prelude.HEARTBEAT_S
+    assert pair.client.next_tick_s(pair.now_s) <= pair.now_s + HEARTBEAT_S
     pair.request(Op.SEND, Send([2], b"", 1), b"actions")  # which is lost
     pair.to_hub.clear()
     answer(pair, first, b"of the first")
@@ -81,7 +81,7 @@ def test_send_that_overtakes_the_one_before_it_is_dropped_and_sent_again() -> No
     assert pair.deliver_to_hub() is None and pair.to_client == []
     assert pair.deliver_to_hub() is not None
     pair.running = None
-    pair.advance(prelude.HEARTBEAT_S)
+    pair.advance(HEARTBEAT_S)
     pair.settle()
     pair.advance(0)
     assert [Prelude.unpack(packet.frames[0]).seq for packet in pair.to_hub] == [3]
@@ -274,7 +274,7 @@ class AnyNetwork(Network):
             if last:
                 self.ask(Op.RECEIVE)
             for _ in range(2 * WINDOW + 4):
-                self.pair.advance(prelude.HEARTBEAT_S)
+                self.pair.advance(HEARTBEAT_S)
                 while self.pair.to_hub or self.running or self.pair.to_client:
                     self.go_on(1, fails=False)
                     self.each_send_runs_once_in_order_and_no_reply_comes_twice()

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, SupportsIndex, cast
 import envhub
 from envhub import errors
 from envhub.protocol import prelude as protocol
-from envhub.protocol.client import ClientProtocol, FrameTooLarge, Reply
+from envhub.protocol.client import CUTS_MAX, ClientProtocol, FrameTooLarge, Reply
 from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, ROWS_MAX
 from envhub.secret import Secret
@@ -366,7 +366,7 @@ class Connection:
                 raise self._loss(loss)
             if (op := self.protocol.cut_off) is not None:
                 raise errors.RequestRefused(
-                    f"{protocol.CUTS_MAX} connections to {errors.hub_at(self.address)} ended, each after the {op.name} "
+                    f"{CUTS_MAX} connections to {errors.hub_at(self.address)} ended, each after the {op.name} "
                     "request was sent on it; the request was given up. Look for connection_ended in the hub's log; if "
                     "it is not there, something between this client and the hub ends them"
                 )

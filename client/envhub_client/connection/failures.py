@@ -15,8 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from envhub import errors
-from envhub.protocol import prelude
-from envhub.protocol.client import ClientProtocol
+from envhub.protocol.client import REFUSED_S, ClientProtocol
 from envhub.protocol.messages import Failure
 from envhub.secret import Secret
 from envhub.transport.address import Address
@@ -214,7 +213,7 @@ class UserReports:
             return
         self.warned = bool(trouble)
         if trouble:
-            tried = f"for {prelude.REFUSED_S:g} s" if self._protocol.is_refused else self.tried
+            tried = f"for {REFUSED_S:g} s" if self._protocol.is_refused else self.tried
             logger.warning("%s is out of reach: %s; it is tried %s", self._hub, trouble, tried)
         else:
             logger.warning("%s is within reach again", self._hub)

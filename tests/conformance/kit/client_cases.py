@@ -11,8 +11,9 @@ from conformance.kit.scripted_hub import Heard, Record, Script, header
 from conformance.kit.verdict import NotShown
 
 from envhub.protocol import messages
+from envhub.protocol.client import CUTS_MAX, HEARTBEAT_S
 from envhub.protocol.messages import PART_OPS, Failure, Op, Reset
-from envhub.protocol.prelude import CUTS_MAX, HEARTBEAT_S, PRELUDE, VERSION, Frames, Prelude
+from envhub.protocol.prelude import PRELUDE, VERSION, Frames, Prelude
 from envhub.values import actions, codec
 
 FAULT_STEP = 3  # the step that most scripts interfere with

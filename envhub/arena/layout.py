@@ -33,8 +33,6 @@ from envhub.errors import brief
 from envhub.values.actions import RESULT_BYTES
 from envhub.values.leaf import LEAVES_MAX, OBJECT, Leaf
 
-MAGIC = 0x31424E4855424E45
-VERSION = 6
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 SLOTS = 2
@@ -48,7 +46,6 @@ ROW_WORDS = (
     *("request", "done", "op", "needs_reset", "status"),
     *("info_length", "info_template", "progress", "begun", "seed", "since"),
 )
-HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 
 
 @dataclass(frozen=True)

@@ -28,20 +28,14 @@ from typing import Any, Sequence, cast
 
 import numpy as np
 
-from envhub.arena.layout import (
-    HEADER_WORDS,
-    LARGE_INFOS_BYTES_MAX,
-    MAGIC,
-    MESSAGE_BYTES,
-    SLOTS,
-    STEPS_TIMED,
-    VERSION,
-    Layout,
-)
+from envhub.arena.layout import LARGE_INFOS_BYTES_MAX, MESSAGE_BYTES, SLOTS, STEPS_TIMED, Layout
 from envhub.transport.descriptors import check_sealed, new_memory
 from envhub.values.actions import OUT_OF_BAND, split_results
 from envhub.values.info_columns import Rows
 
+MAGIC = 0x31424E4855424E45
+VERSION = 6  # of the layout
+HEADER_WORDS = ("magic", "version", "rows", "epoch", "driver", "revoked")
 # The values of ``op``. In OP_PART, a step of part of the rows, the worker rings the driver for each row that is done.
 # The arena's message has what all but OP_STEP and OP_PART need: the request of the protocol, encoded, and of
 # OP_OUT_OF_BAND the actions as they travel.

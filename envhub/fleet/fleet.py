@@ -18,19 +18,12 @@ from typing import Any
 import ray
 
 from envhub.errors import AddressError, EnvHubError, HubUnreachable, hidden
-from envhub.fleet.hub_actor import (
-    CALLS_MAX,
-    HUBS_MAX,
-    NAMESPACE,
-    FleetHub,
-    HubAccess,
-    HubActor,
-    HubSettings,
-    actor_name,
-    hub_of,
-)
+from envhub.fleet.hub_actor import FleetHub, HubAccess, HubActor, HubSettings, actor_name, hub_of
 from envhub.transport.address import check_fleet_name, quoted
 
+NAMESPACE = "envhub"  # of Ray, so that programs in any namespace have the same fleets
+HUBS_MAX = 4096
+CALLS_MAX = 16  # of an actor, that are answered at one time
 START_TIMEOUT_S = 300.0  # a node may have to be started, and packages to be installed
 ANSWER_TIMEOUT_S = 3.0  # for an actor that runs; one that Ray has yet to place does not answer
 DRAIN_TIMEOUT_S = 45.0  # longer than a hub takes, see ``envhub.fleet.hub_actor``

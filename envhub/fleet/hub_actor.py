@@ -24,10 +24,7 @@ from envhub.process import write_no_core_file
 from envhub.transport import sockets
 from envhub.transport.address import HubKeys, check_private, runtime_folder, token_of
 
-NAMESPACE = "envhub"  # of Ray, so that programs in any namespace have the same fleets
-HUBS_MAX = 4096
 _ACTOR = re.compile(r"envhub:([^:]*):([0-9]+)")
-CALLS_MAX = 16  # that are answered at one time
 FAILURES_MAX = 3  # in a row, after which a hub that never listened is taken for one that cannot
 POLL_S = 0.1
 LINES_MAX = 20  # of its log that are kept, for an error

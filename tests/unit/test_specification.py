@@ -22,7 +22,7 @@ from envhub_server.network import connections
 from gymnasium import spaces as gym_spaces
 from protocol_document import TEXT, marked, names, section, table, tables, titles
 
-from envhub.arena import layout
+from envhub.arena import layout, memory
 from envhub.env_failure import EnvFailure
 from envhub.protocol import messages, prelude, validation
 from envhub.protocol.client import AWAY_WARNING_S, CUTS_MAX, HEARTBEAT_S, REFUSED_S, SILENCE_WARNING_S
@@ -305,7 +305,7 @@ def test_times_and_counts_in_the_text_are_the_codes() -> None:
 
 
 def test_arena_is_the_codes() -> None:
-    header = f"`magic` (`{layout.MAGIC.to_bytes(8, 'little').decode()}`), `version` ({layout.VERSION}), `rows`, `epoch`"
+    header = f"`magic` (`{memory.MAGIC.to_bytes(8, 'little').decode()}`), `version` ({memory.VERSION}), `rows`, `epoch`"
     assert header in " ".join(section("Shared").split())
     rows, info_bytes, flat = 3, 5, Leaf("<f4", (2, 2))
     fields = layout.Layout(rows, (flat,), (flat,), info_bytes).fields()

@@ -138,3 +138,11 @@ else:
         with contextlib.suppress(KeyError):
             return str(entry_of(number)[0])
         return str(number)
+
+
+def user_text(user: int) -> str:
+    """A user of this machine for a message, such as ``user 1000 (alice)``."""
+    if sys.platform != "win32":
+        with contextlib.suppress(KeyError):
+            return f"user {user} ({pwd.getpwuid(user).pw_name})"
+    return f"user {user}"

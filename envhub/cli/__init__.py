@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from envhub.errors import FULL_TRACEBACKS, ONLY_PROGRAMS_RECORD, EnvHubError, hidden, only_linux, printable
+from envhub.files import user_text
 from envhub.transport.address import NO_ANNOUNCEMENTS
-from envhub.transport.socket_file import user_text
 
 __all__ = ("main",)
 

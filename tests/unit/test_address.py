@@ -27,11 +27,11 @@ from envhub_server.worker.context import describe_failure
 import envhub
 from envhub import cli
 from envhub.errors import AddressError, hidden, hide_secrets_in
+from envhub.files import user_text
 from envhub.secret import Secret
 from envhub.transport import address
 from envhub.transport import address as addresses
 from envhub.transport.address import Address, HubKeys, text_of, token_of
-from envhub.transport.socket_file import user_text
 from envhub.values import codec
 
 

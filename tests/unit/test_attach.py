@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from envhub_client.connection.local_sockets import LocalSockets
+from envhub_client.connection.local_sockets import NOWHERE, LocalSockets
 from envhub_client.lanes import attach
 from envhub_client.lanes.attach import Attachment
 from zmq.utils.monitor import recv_monitor_message
@@ -24,7 +24,6 @@ from envhub.protocol import messages
 from envhub.protocol.messages import Shared
 from envhub.transport import sockets
 from envhub.transport.address import HubKeys, parse, side_path
-from envhub.transport.socket_file import NOWHERE
 
 Serve = Callable[[Callable[[socket.socket, threading.Event], None]], str]
 

@@ -15,11 +15,12 @@ import sys
 from typing import Any, NoReturn
 
 from envhub import errors
+from envhub.files import user_text
 from envhub.protocol.client import REFUSED_S, ClientProtocol
 from envhub.protocol.messages import Failure
 from envhub.secret import Secret
 from envhub.transport.address import Address
-from envhub.transport.socket_file import socket_owner, user_text
+from envhub.transport.tcp import socket_owner
 from envhub.values import codec
 from envhub_client.connection import known_hubs
 from envhub_client.connection.local_sockets import KEY_OR_OWN_HUB

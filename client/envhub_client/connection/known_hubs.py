@@ -18,8 +18,8 @@ from envhub.secret import Secret
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import Address, HubKeys, quoted
-from envhub.transport.socket_file import open_socket_file
 from envhub_client.connection import ssh_tunnel
+from envhub_client.connection.local_sockets import open_socket_file
 
 Hubs = str | Secret[str] | Sequence[str | Secret[str]]
 _DNS, _RAY = "dns://", "ray://"

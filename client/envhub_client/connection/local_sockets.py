@@ -1,31 +1,29 @@
 """The Unix sockets of a hub on this machine, and the proof of who is behind them: only what this user bound is reached.
 
-A connection is made to the file of a socket, held open from the check of its owner on: libzmq reaches the same process
-again or none. On macOS, which has no such descriptor, it is made to the path, in a folder that is the user's alone.
+Another socket can be put at a path between a check and a connection, and before every reconnection. So a connection is
+made to the file of a socket, held open from the check of its owner on: Linux resolves ``/proc/self/fd/N`` to the file
+itself, even if its path is gone or names another file. It reaches the process that bound the socket, or is refused once
+that process has closed it. macOS cannot hold such a file open. There a connection is made to the path, in a folder in
+which, and above which, no other user can replace the socket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import stat
 import sys
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 from envhub.errors import AddressError
+from envhub.files import user_text, weakness_of
 from envhub.transport.address import side_path
-from envhub.transport.socket_file import (
-    NOWHERE,
-    OtherUsersSocket,
-    SocketAtPath,
-    is_same,
-    open_socket_file,
-    path_of,
-    user_text,
-)
 
+NOWHERE = "/dev/null"  # a path that refuses every connection, as a socket without a listener does
 PROBE_S = 0.2
 if sys.platform == "win32":
     _FAMILY = socket.AF_UNSPEC  # Python has no Unix sockets there, and ipc addresses are refused
@@ -35,6 +33,49 @@ else:
 KEY_OR_OWN_HUB = (
     "ask that user for a key (`envhub keys add`, `envhub serve --keys`), or start a hub of your own by `envhub serve`"
 )
+
+
+class OtherUsersSocket(PermissionError):
+    """The socket was made by another user. ``user``: the id of that user."""
+
+    def __init__(self, path: str, user: int) -> None:
+        super().__init__(errno.EPERM, f"is a socket of user {user}", path)
+        self.user = user
+
+
+class SocketFile:
+    """The file of a socket, and a ``path`` that leads to it."""
+
+    def __init__(self, path: str, status: os.stat_result, file: FileIO | None = None) -> None:
+        self.path, self.status, self._file = path, status, file
+
+    def is_same(self, other: SocketFile) -> bool:
+        return os.path.samestat(self.status, other.status)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _held_open(file: FileIO) -> SocketFile:
+    return SocketFile(f"/proc/self/fd/{file.fileno()}", os.fstat(file.fileno()), file)
+
+
+def open_socket_file(path: str) -> SocketFile:
+    """Raises ``OtherUsersSocket`` or ``OSError``."""
+    opened = SocketFile(path, os.stat(path) if sys.platform == "linux" else os.lstat(path))
+    if sys.platform == "win32" or not stat.S_ISSOCK(opened.status.st_mode):
+        raise OSError(errno.ENOTSOCK, "is no socket", path)
+    if sys.platform == "linux":
+        # One call into C opens and stores it: an interrupt in between would leak the descriptor.
+        (file,) = map(FileIO, map(os.open, (path,), (os.O_PATH | os.O_CLOEXEC,)))
+        opened = _held_open(file)
+    if (owner := opened.status.st_uid) != os.getuid():
+        opened.close()
+        raise OtherUsersSocket(path, owner)
+    if sys.platform != "linux" and (weakness := weakness_of(os.path.dirname(path))) is not None:
+        raise OSError(errno.EPERM, f"another user could replace it, since {weakness}", path)
+    return opened
 
 
 class OwnHub(NamedTuple):
@@ -50,8 +91,8 @@ class LocalSockets:
 
     def __init__(self, path: str, own: OwnHub | None = None) -> None:
         self._path = path
-        self._own = None if own is None else (FileIO(os.dup(own.socket)), FileIO(os.dup(own.side)))
-        self._file: FileIO | SocketAtPath | None = None if self._own is None else self._own[0]
+        self._own = None if own is None else [_held_open(FileIO(os.dup(file))) for file in (own.socket, own.side)]
+        self._file: SocketFile | None = None if self._own is None else self._own[0]
         if self._own is None:
             try:
                 open_socket_file(path).close()
@@ -65,15 +106,15 @@ class LocalSockets:
         if self._own is None:
             self.close()
             self._file = self._opened()
-        return NOWHERE if self._file is None else path_of(self._file)
+        return NOWHERE if self._file is None else self._file.path
 
     def has_moved(self) -> bool:
         """True if the path means another socket than the last ``path``, as of a hub that was started again."""
         file = None if self._own is not None else self._opened()
         if file is None:
             return False
-        with file:
-            return self._file is None or not is_same(file, self._file)
+        with contextlib.closing(file):
+            return self._file is None or not self._file.is_same(file)
 
     def refuses(self) -> bool:
         if self._file is None:
@@ -81,7 +122,7 @@ class LocalSockets:
         with socket.socket(_FAMILY) as probe:
             probe.settimeout(PROBE_S)
             try:
-                probe.connect(path_of(self._file))
+                probe.connect(self._file.path)
             except OSError as error:
                 return isinstance(error, ConnectionRefusedError)
         return False
@@ -96,14 +137,14 @@ class LocalSockets:
 
     def connect_side(self, side: socket.socket) -> None:
         if self._own is not None:
-            side.connect(path_of(self._own[1]))
+            side.connect(self._own[1].path)
             return
         if (path := side_path(self._path)) is None:
             raise OSError(f"{self._path} is too long for a side socket")
-        with open_socket_file(path) as file:
-            side.connect(path_of(file))
+        with contextlib.closing(open_socket_file(path)) as file:
+            side.connect(file.path)
 
-    def _opened(self) -> FileIO | SocketAtPath | None:
+    def _opened(self) -> SocketFile | None:
         try:
             return open_socket_file(self._path)
         except OSError:

@@ -21,7 +21,7 @@ from envhub.options import Bytes, Count
 from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
 from envhub.protocol.prelude import BEATS_MAX
-from envhub.transport.socket_file import socket_owner, tcp_facts
+from envhub.transport.tcp import socket_owner, tcp_facts
 from envhub_server.log import Logger
 from envhub_server.network.proxy_page import FULL, FULL_BYTES, FULL_FRAMES, PARTIAL, PageEntry
 

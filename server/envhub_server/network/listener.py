@@ -17,7 +17,7 @@ import zmq
 from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import TICKET_BYTES, Address, parse, side_path
-from envhub.transport.socket_file import listening
+from envhub.transport.tcp import listening
 from envhub_server.log import Logger
 from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard

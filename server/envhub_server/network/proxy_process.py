@@ -27,7 +27,7 @@ from functools import partial
 
 from msgspec import msgpack
 
-from envhub.transport.socket_file import tcp_facts
+from envhub.transport.tcp import tcp_facts
 from envhub_server.ipc.process_marks import die_with_hub, prctl
 from envhub_server.network import proxy_page
 from envhub_server.network.proxy_page import EndedHandshake

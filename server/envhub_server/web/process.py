@@ -23,7 +23,7 @@ from envhub.errors import KeysError
 from envhub.options import OptionError
 from envhub.process import blocked
 from envhub.transport import address
-from envhub.transport.socket_file import listening
+from envhub.transport.tcp import listening
 from envhub_server import log as hub_log
 from envhub_server.config import HubConfig
 from envhub_server.log import Logger, NonblockingWriter

@@ -474,10 +474,6 @@ class ArenaDriver:
             return [leaf[slots, self._rows] for leaf in self._arena.observations]
         return self._views[self._done[0] & 1]
 
-    @property
-    def outstanding(self) -> int:
-        return self.sent.count(1)
-
     def post_rows(self, rows: np.ndarray, codes: bytes, actions: Sequence[np.ndarray]) -> None:
         """Hand these rows to their workers with an array of actions per leaf; raises ``ValueError``."""
         arena = self._arena

@@ -133,9 +133,9 @@ def test_another_driver_goes_on_where_the_last_one_was(sides: Sides) -> None:
 
 def test_driver_that_takes_over_has_no_rows_of_parts(sides: Sides) -> None:
     sides.send(1)
-    assert sides.driver.outstanding == 1
+    assert sides.driver.sent.count(1) == 1
     sides.driver.take_over()
-    assert sides.driver.outstanding == 0
+    assert sides.driver.sent.count(1) == 0
 
 
 def test_post_that_was_interrupted_is_looked_up_in_the_arena(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_post_that_ended_with_its_driver_is_gone_on_with(sides: Sides) -> None:
 def test_rows_are_sent_while_others_are_under_way(sides: Sides) -> None:
     sides.driver.post_rows(np.array([0]), CODES, actions(1, first=5))
     sides.driver.post_rows(np.array([2]), CODES, actions(1, first=6))
-    assert sides.driver.outstanding == 2 and [integers(sides.arena)[row] for row in (0, 2)] == [5, 6]
+    assert sides.driver.sent.count(1) == 2 and [integers(sides.arena)[row] for row in (0, 2)] == [5, 6]
     sides.finish([0], value=1)
     sides.driver.taken([0])
     sides.send(0)
@@ -219,7 +219,7 @@ def test_rows_are_reported_when_they_are_done_until_they_are_taken(sides: Sides)
     assert observations[0].tolist() == [[5, 5]] * 2 and rewards.tolist() == [5, 5]
     assert not terminations.any() and not truncations.any()
     sides.driver.taken(np.array([0, 2]))
-    assert sides.ready() == ([], None) and sides.driver.outstanding == 1
+    assert sides.ready() == ([], None) and sides.driver.sent.count(1) == 1
 
 
 def test_rows_that_raised_are_reported_one_by_one_and_before_others(sides: Sides) -> None:
@@ -242,14 +242,14 @@ def test_row_under_way_is_not_sent_again(sides: Sides) -> None:
     assert sides.arena.request.tolist() == [1, 0, 0, 0]
     sides.driver.taken([0])
     sides.send(0, 1)
-    assert sides.driver.outstanding == 2
+    assert sides.driver.sent.count(1) == 2
 
 
 def test_row_of_a_whole_batch_under_way_is_not_sent(sides: Sides) -> None:
     sides.driver.post(OP_STEP, CODES, actions(ROWS))
     with pytest.raises(ValueError, match="under way"):
         sides.send(2)
-    assert sides.driver.outstanding == 0
+    assert sides.driver.sent.count(1) == 0
 
 
 def test_actions_of_another_item_size_wait_for_those_under_way(sides: Sides) -> None:

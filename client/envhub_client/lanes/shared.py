@@ -219,7 +219,7 @@ class SharedLane:
 
     @property
     def outstanding(self) -> int:
-        return self._driver.outstanding
+        return self._driver.sent.count(1)
 
     @property
     def are_outstanding(self) -> np.ndarray:

@@ -84,7 +84,7 @@ class ClientProtocol:
         self.frame_bytes_max = FRAME_BYTES_MAX  # of a request
         self.reconnect_s = reconnect_s  # longest time without a reachable hub while a request is pending
         self._notices_left = NOTICES_MAX
-        self.last_seq = 0  # of the session's last request
+        self.last_seq = 0  # of the session's last request; 0 as long as the hub can have no session
         self._sent_seq = 0  # seq of the session's last request that may have been sent
         self._may_be_late = False  # whether the hub may still start a copy of an abandoned request
         self._ended_seq = 0  # seq of the session's last ended request, from a reply or a HEARTBEAT reply
@@ -114,10 +114,6 @@ class ClientProtocol:
     def _requests(self) -> list[Pending]:
         """All without a reply, in their order."""
         return [*self._parts.values()] if self.pending is None else [*self._parts.values(), self.pending]
-
-    @property
-    def may_have_session(self) -> bool:
-        return self.last_seq > 0
 
     @property
     def unsettled(self) -> bool:

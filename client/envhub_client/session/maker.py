@@ -172,7 +172,7 @@ class SessionMaker:
     def open_connections(self) -> list[Connection]:
         if isinstance(self._make, Attach) and not hasattr(self, "description"):
             return []  # the session that was to be taken over is left as it is
-        return [each for each in self._connections if each.protocol.may_have_session and not each.in_use.closed]
+        return [each for each in self._connections if each.protocol.last_seq and not each.in_use.closed]
 
     def give_up(self) -> None:
         self.connection.give_up()
@@ -204,7 +204,7 @@ def end_sessions(
     Their envs are closed, or with ``terminate`` killed. At the deadline or an interrupt those that still close are
     killed, and the hub says which.
     """
-    begun = [connection for connection in connections if connection.protocol.may_have_session]
+    begun = [connection for connection in connections if connection.protocol.last_seq]
     try:
         _end_all(begun, terminate, deadline, wait)
     finally:

@@ -74,11 +74,9 @@ def write_secret(path: Path, text: Secret[str] | str, replace: bool = False) -> 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
         try:
-            try:
+            with open(descriptor, "wb") as file:  # Windows neither renames nor removes a file that is open
                 line = text.reveal_secret() if isinstance(text, Secret) else text
-                os.write(descriptor, line.encode() + b"\n")
-            finally:
-                os.close(descriptor)  # Windows neither renames nor removes a file that is open
+                file.write(line.encode() + b"\n")
             if replace:
                 os.replace(temporary, path)
             else:

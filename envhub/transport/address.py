@@ -55,7 +55,10 @@ def token_of(keys: HubKeys) -> Secret[str]:
 
 
 def keys_of(token: str) -> HubKeys:
-    both = key_of(token, 2)
+    try:
+        both = key_of(token, 2)
+    except KeysError as error:
+        raise AddressError(f"the token of this envhub:// address: {error}") from error
     return HubKeys(both[:KEY_BYTES], Secret(both[KEY_BYTES:]))
 
 
@@ -259,7 +262,8 @@ def parse(text: str | Secret[str]) -> Address:
     token, _, target = rest.rpartition("@") if scheme == "envhub" else ("", "", rest)
     host, _, port = target.rpartition(":")
     if scheme in ("tcp", "envhub") and "@" not in host and host and PORT.fullmatch(port) and int(port) < 65536:
-        return Address(f"tcp://{target}", host=host, port=int(port), keys=_keys(token) if scheme == "envhub" else None)
+        keys = keys_of(token) if scheme == "envhub" else None
+        return Address(f"tcp://{target}", host=host, port=int(port), keys=keys)
     raise AddressError(f"{quoted(text)} is no address; {_FORM}")
 
 
@@ -287,13 +291,6 @@ def _can_be_a_host(host: str) -> bool:
         return host.endswith("]") and ipaddress.IPv6Address(host[1:-1]) is not None
     except ValueError:
         return False
-
-
-def _keys(token: str) -> HubKeys:
-    try:
-        return keys_of(token)
-    except KeysError as error:
-        raise AddressError(f"the token of this envhub:// address: {error}") from error
 
 
 def why_no_name(name: str, of: str = "", chars_max: int = 64) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import re
 import sys
 from multiprocessing import TimeoutError as MultiprocessingTimeoutError
-from typing import Any, Callable, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from envhub.secret import SHOWN
 
@@ -74,6 +74,14 @@ def shortened(text: str, chars_max: int) -> str:
 def brief(value: object, chars_max: int = 100) -> str:
     """The ``repr`` of a value for a message, shortened to ``chars_max`` characters, without what may be a secret."""
     return shortened(hidden(repr(value)), chars_max)
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """A question that names the one of these that is close to a name that does not exist; empty if none is."""
+    import difflib  # which few programs need
+
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def raised_text(type_name: str, message: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,11 +11,9 @@ from typing import Any, TypeVar
 import gymnasium
 
 from envhub.action_chunk import ActionChunk
-from envhub.errors import brief
+from envhub.errors import brief, meant
 
 Options = TypeVar("Options")
-
-CLOSE = 0.75  # two keywords are, from this ratio of difflib on
 
 # Keywords of gymnasium.make_vec that a program may still pass.
 _GYMNASIUMS = {
@@ -42,12 +39,9 @@ def refused_keyword(error: TypeError, given: Collection[str]) -> str:
     return name if name in given else ""
 
 
-def meant(name: str, keywords: Iterable[str]) -> str:
+def hint_of(name: str, keywords: Iterable[str]) -> str:
     """A hint for a keyword that no function takes: the known one that is close to it; empty where none is."""
-    if name in _GYMNASIUMS:
-        return f"; {_GYMNASIUMS[name]}"
-    close = difflib.get_close_matches(name, keywords, n=1, cutoff=CLOSE)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; {_GYMNASIUMS[name]}" if name in _GYMNASIUMS else meant(name, keywords)
 
 
 WrapperLike = str | type | functools.partial[Any] | tuple[Any, dict[str, Any]]

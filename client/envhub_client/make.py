@@ -29,7 +29,7 @@ from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
-from envhub_client.keywords import WrapperLike, fields_of, meant, named_wrappers, refused_keyword
+from envhub_client.keywords import WrapperLike, fields_of, hint_of, named_wrappers, refused_keyword
 from envhub_client.option_keywords import EnvKeywords, SessionKeywords
 from envhub_client.record_options import RecordOptions
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -193,7 +193,7 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     except TypeError as error:
         # Only the env knows which arguments it takes, so what is no keyword of ours is its own until it refuses it.
         name = refused_keyword(error, kwargs)
-        question = meant(name, _KEYWORDS)
+        question = hint_of(name, _KEYWORDS)
         if not question:
             raise
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
@@ -231,7 +231,7 @@ def _partial(factory: Factory, arguments: dict[str, Any]) -> Factory:
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         named = {each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY}
         if strange := [name for name in arguments if name not in named]:
-            questions = [meant(name, _KEYWORDS) for name in strange]
+            questions = [hint_of(name, _KEYWORDS) for name in strange]
             raise TypeError(
                 f"neither make_vec nor the factory takes {', '.join(map(repr, strange))}"
                 f"{next(filter(None, questions), '')}"

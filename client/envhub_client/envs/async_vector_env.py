@@ -15,7 +15,7 @@ from envhub.errors import raised_by_env
 from envhub_client.envs.arguments import check_start_method
 from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.frames import hiding_frames
-from envhub_client.keywords import fields_of, meant
+from envhub_client.keywords import fields_of, hint_of
 from envhub_client.option_keywords import OptionKeywords
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
 from envhub_client.session.options import (
@@ -105,7 +105,7 @@ class AsyncVectorEnv(HubVectorEnv, VectorEnv[Any, Any, np.ndarray]):  # some fra
         fault_options, others = fields_of(FaultOptions, hosted)
         hosting_options, unknown = fields_of(HostingOptions, others)
         for name in unknown:
-            raise TypeError(f"{type(self).__name__} takes no {name!r}{meant(name, _KEYWORDS)}")
+            raise TypeError(f"{type(self).__name__} takes no {name!r}{hint_of(name, _KEYWORDS)}")
         factories = checked_factories(env_fns)
         if max_concurrency is not None:
             if num_workers is not None:

@@ -1,11 +1,12 @@
-"""Messages about packages that an interpreter does not have. Python 3.8 and later, standard library."""
+"""Messages about packages that an interpreter does not have. Python 3.8 and later."""
 
 from __future__ import annotations
 
 import shlex
 import socket
 import sys
-from typing import Iterable
+
+from envhub.errors import meant
 
 # Packages on PyPI by the module that they install, where the names differ.
 PACKAGES = {
@@ -68,11 +69,3 @@ def _advice(error: ModuleNotFoundError) -> str:
         return f"; run: {install(sys.executable, package_of(name))}"
     modules = pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", ()) if parent else None)
     return meant(name, (each.name for each in modules))
-
-
-def meant(name: str, names: Iterable[str]) -> str:
-    """A question that names the one of these that is close to a name that does not exist; empty where none is."""
-    import difflib
-
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -13,11 +13,12 @@ import warnings
 from functools import partial, reduce
 from typing import Any, Iterator
 
+from envhub.errors import meant
 from envhub.values import codec
 from envhub.values.gym_api import api, pickled, registered
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.factories_memory import pickle_of
-from envhub_server.ipc.packages import meant, on_this_machine
+from envhub_server.ipc.packages import on_this_machine
 from envhub_server.worker import gym_compat
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import EnvRunner

@@ -142,21 +142,13 @@ def discard(socket: Socket, frames_max: int) -> bool:
     return not all(socket.recv(NOBLOCK, copy=False).more for _ in range(frames_max))
 
 
-def user_of(frames: Sequence[zmq.Frame]) -> str:
-    return str(_property(frames, "User-Id", ""))
-
-
-def origin_of(frames: Sequence[zmq.Frame]) -> str:
-    """The peer's IP address, or ``localhost:UID:GID:PID`` for ipc; empty if libzmq does not know it."""
-    return str(_property(frames, "Peer-Address", ""))
-
-
 def connection_of(frames: Sequence[zmq.Frame]) -> int:
     """The descriptor of the message's connection; -1 for peers of libzmq's oldest protocol."""
-    return int(_property(frames, zmq.SRCFD, -1))
+    return int(property_of(frames, zmq.SRCFD, -1))
 
 
-def _property(frames: Sequence[zmq.Frame], what: str | int, otherwise: str | int) -> str | int:
+def property_of(frames: Sequence[zmq.Frame], what: str | int, otherwise: Any = "") -> Any:
+    """``Peer-Address``: the peer's IP address, or ``localhost:UID:GID:PID`` for ipc; ``User-Id``: its user, if any."""
     try:
         return frames[0].get(what) if frames else otherwise
     except zmq.ZMQError:

@@ -279,8 +279,8 @@ class Access:
 
     def holder(self, peer: bytes, frames: Sequence[Any], now_s: float) -> tuple[Holder, str]:
         connection = self.connections.of(peer, sockets.connection_of(frames), now_s)
-        key, origin = b"", sockets.origin_of(frames)
-        user = sockets.user_of(frames)
+        key, origin = b"", str(sockets.property_of(frames, "Peer-Address"))
+        user = str(sockets.property_of(frames, "User-Id"))
         # The proxy connects by ipc, too. But at its address libzmq asks who is admitted, so its clients have a user.
         if (origin.startswith(IPC_ORIGIN) and not user) or user == OWN:
             holder: Holder | None = OWN_USER

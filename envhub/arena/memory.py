@@ -119,7 +119,7 @@ class Arena:
         self._info_bytes, self._status_words = self.infos.reshape(-1).data, self.status.data
         self._message_length, self._message = self._view("message_length").data, self._view("message").data
         self.large_infos, self.large_message, self._shared_rooms = self._large(len(self._memory))
-        self._keep_rooms(self._shared_rooms)
+        self._rooms, self.rooms = self._shared_rooms, self._shared_rooms[:-1]
         self.actions = [self._view(f"action/{i}") for i in range(len(layout.actions))]
         self.action_codes = [self._view(f"action_code/{i}") for i in range(len(layout.actions))]
         self.observations = [self._view(f"observation/{i}") for i in range(len(layout.observations))]
@@ -138,9 +138,6 @@ class Arena:
         large_message: np.ndarray = np.ndarray(message, np.uint8, self._memory, at)
         return np.ndarray((rows, place), np.uint8, self._memory, at + message), large_message, rooms
 
-    def _keep_rooms(self, rooms: np.ndarray) -> None:
-        self._rooms, self.rooms = rooms, rooms[:-1]
-
     def large_offset(self, row: int) -> int:
         """Offset of the large info of a row, or of the large message, as of ``room``."""
         at = self.layout.nbytes() + self.layout.rooms_bytes()
@@ -152,7 +149,8 @@ class Arena:
 
     def format(self, epoch: int) -> None:
         self._epoch = epoch
-        self._keep_rooms(self._shared_rooms.copy())
+        self._rooms = self._shared_rooms.copy()
+        self.rooms = self._rooms[:-1]
         self.header[:] = [MAGIC, VERSION, self.layout.rows, epoch, DRIVER_HUB, 0]
 
     @property

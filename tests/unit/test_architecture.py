@@ -303,15 +303,15 @@ BUDGETS = {
     "client/envhub_client/tools": (945, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
     # minari.py says what is left of it; action_chunk.py; diagnosis.py finds trouble; log file; variables of options
     "envhub": (1708, 18),  # snapshots
-    "envhub/arena": (761, 4),  # times of steps; large infos of numbers; one row alone is observed
+    "envhub/arena": (746, 4),  # times of steps; large infos of numbers; one row alone is observed
     "envhub/cli": (
-        1259,
+        1251,
         7,
     ),  # ls waits for no absent socket; service; --show-config; operate; drain --wait; top; --check, doctor, validate
-    "envhub/fleet": (651, 3),
-    "envhub/protocol": (1582, 6),  # STATUS and OPERATE; several SENDs under way; snapshots; fewer calls
-    "envhub/transport": (713, 5),  # an address says whether its bytes cost
-    "envhub/values": (2135, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
+    "envhub/fleet": (640, 3),
+    "envhub/protocol": (1537, 6),  # STATUS and OPERATE; several SENDs under way; snapshots; fewer calls
+    "envhub/transport": (700, 5),  # an address says whether its bytes cost
+    "envhub/values": (2105, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
     "server/envhub_server": (1954, 10),
     "server/envhub_server/catalog": (738, 4),

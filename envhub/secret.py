@@ -38,11 +38,10 @@ class Secret(Generic[Value]):
     def __format__(self, _: str) -> str:
         return SHOWN
 
-    def __copy__(self) -> Secret[Value]:
+    def __deepcopy__(self, _: Any = None) -> Secret[Value]:
         return self
 
-    def __deepcopy__(self, _: Any) -> Secret[Value]:
-        return self
+    __copy__ = __deepcopy__
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
         raise TypeError("a key is not pickled: name the hub as `envhub login` keeps it, and connect where it is used")

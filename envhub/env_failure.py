@@ -52,10 +52,8 @@ class EnvFailure(Mapping[str, Any]):
     def from_map(cls, mapping: Mapping[str, Any], hub: str | None = None) -> EnvFailure:
         """The failure in the map of the hub of this name: unknown keys left out, texts printable and not long."""
         fields = {name: printable(mapping[name]) for name in _FIELDS if name in mapping}
-        for name, text in fields.items():
-            if isinstance(text, str):
-                fields[name] = shortened(text, CHARS_MAX)
-        return cls(**{"cause": "", "message": "", "hub": hub, **fields})
+        texts = {name: shortened(text, CHARS_MAX) for name, text in fields.items() if isinstance(text, str)}
+        return cls(**{"cause": "", "message": "", "hub": hub, **fields, **texts})
 
     def __getitem__(self, name: str) -> Any:
         if name not in _FIELDS:

@@ -231,8 +231,7 @@ def env_of(error: BaseException) -> int | None:
 
 def ended_by(error: BaseException) -> Sequence[int]:
     """The envs whose result this error of ``recv`` is."""
-    env = env_of(error)
-    if env is not None:
+    if (env := env_of(error)) is not None:
         return (env,)
     return error.env_ids if isinstance(error, EnvHubError) else ()
 

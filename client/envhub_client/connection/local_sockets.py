@@ -54,6 +54,7 @@ class SocketFile:
 
     def close(self) -> None:
         if self._file is not None:
+            self.path = NOWHERE  # the descriptor's number may become that of another file
             self._file.close()
 
 

@@ -162,11 +162,7 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         sources = rows if source is None else _each("source", source, len(rows))
         seeds: list[int | None] = [None] * self.num_envs
         if reseed is not None:
-            given = (
-                _each("reseed", reseed, len(rows))
-                if isinstance(reseed, (Sequence, np.ndarray))
-                else [operator.index(reseed) + i for i in range(len(rows))]
-            )
+            given = _each("reseed", reseed, len(rows), 1)
             if min(given, default=0) < 0:
                 raise ValueError(f"reseed must be seeds, which are not negative, got {brief(reseed)}")
             for row, seed in zip(rows, given, strict=True):
@@ -249,9 +245,12 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise RemoteProtocolError(f"the hub describes no snapshot: {error!r}") from error
 
 
-def _each(name: str, given: int | Sequence[int], count: int) -> list[int]:
-    is_list = isinstance(given, (Sequence, np.ndarray))
-    values = [*map(operator.index, given)] if is_list else [operator.index(given)] * count  # type: ignore[arg-type]
+def _each(name: str, given: int | Sequence[int], count: int, step: int = 0) -> list[int]:
+    """The numbers that are given, or as many from a single one on, which differ by ``step``."""
+    if not isinstance(given, (Sequence, np.ndarray)):
+        first = operator.index(given)
+        return [first + step * number for number in range(count)]
+    values = [*map(operator.index, given)]
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} envs")
     return values

@@ -7,7 +7,7 @@ import copy
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, get_args
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -40,7 +40,7 @@ from envhub_client.frames import hide_frames
 from envhub_client.observer import Seen, seen
 from envhub_client.record_options import Recorded
 from envhub_client.session.description import Sizing
-from envhub_client.session.options import InfoMode, checked_info_mode
+from envhub_client.session.options import InfoMode, check_choice
 from envhub_client.session.pending import STILL_PENDING, exclusive, repeatable
 from envhub_client.session.session import VectorSession
 
@@ -138,7 +138,8 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
 
     @info_mode.setter
     def info_mode(self, info_mode: InfoMode) -> None:
-        self._info_mode = checked_info_mode(info_mode)
+        check_choice("info_mode", info_mode, get_args(InfoMode))
+        self._info_mode = info_mode
 
     @property
     def address(self) -> str | None:

@@ -22,7 +22,6 @@ from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, ROWS_MAX
 from envhub.secret import Secret
 from envhub_client.connection.failures import UserReports, raise_failure
-from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import Deadline, no_reply
 
@@ -212,10 +211,6 @@ class Connection:
         return self
 
     @property
-    def received_ns(self) -> int:
-        return self._transport.received_ns
-
-    @property
     def descriptors(self) -> Sequence[int]:
         return self._transport.descriptors
 
@@ -288,7 +283,10 @@ class Connection:
                     raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
     def result(self, timeout: float | None = None) -> Reply:
-        return self._unless_failed(self.wait(timeout))
+        reply = self.wait(timeout)
+        if isinstance(reply.message, Failure):
+            self.fail(reply.message)
+        return reply
 
     def await_room(self) -> None:
         """Wait until the hub takes a further SEND, RECEIVE or TEMPLATES."""
@@ -299,11 +297,6 @@ class Connection:
         """Wait until there is a reply to SEND or RECEIVE that was not taken."""
         if not self.protocol.received:
             self.wait(timeout, lambda: self.protocol.received)
-
-    def _unless_failed(self, reply: Reply) -> Reply:
-        if isinstance(reply.message, Failure):
-            self.fail(reply.message)
-        return reply
 
     def _send_pending(self, now_s: float) -> None:
         for frames in self.protocol.tick(now_s):
@@ -391,7 +384,7 @@ class Connection:
             raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:
-        self.reports.report(time.monotonic(), (self.received_ns - self.sent_ns) / 1e9)
+        self.reports.report(time.monotonic(), (self._transport.received_ns - self.sent_ns) / 1e9)
 
     def ask(
         self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), timeout: float | None = None
@@ -404,7 +397,7 @@ class Connection:
                 if op is Op.TEMPLATES:
                     self.await_room()
                 self.send(op, message, frames)
-                reply = self.wait(timeout)
+                return self.result(timeout)
             except errors.HubTimeout:
                 self.give_up()
                 text = f"{errors.hub_at(self.address)} did not answer {op.name} within {timeout:g} s"
@@ -413,7 +406,6 @@ class Connection:
             except BaseException:
                 self.give_up()
                 raise
-        return self._unless_failed(reply)
 
     def breach(self, what: str) -> errors.RemoteProtocolError:
         text = f"{errors.hub_at(self.address)} broke the protocol: {what}"
@@ -461,11 +453,7 @@ class Connection:
 
 
 def connect(
-    address: str | Secret[str],
-    token: bytes = protocol.NO_SESSION,
-    timeout: float = CONNECT_TIMEOUT_S,
-    own: OwnHub | None = None,
-    reconnect_timeout: float = protocol.RECONNECT_S,
+    address: str | Secret[str], token: bytes = protocol.NO_SESSION, timeout: float = CONNECT_TIMEOUT_S
 ) -> Connection:
-    """A connection to the hub at this address, or of this name, which has answered; ``own`` if it is the program's."""
-    return Connection(ZeroMqTransport(address, own), token, timeout, reconnect_timeout).await_hub()
+    """A connection to the hub at this address, or of this name, which has answered."""
+    return Connection(ZeroMqTransport(address), token, timeout).await_hub()

@@ -53,7 +53,7 @@ class FederatedSession(VectorSession):
             self._snapshots = JointSnapshots(self._lane, self._request)
             workers = [(part.rows, part.maker.sizing.num_workers) for part in parts]
             self._worker_rows = [rows[n::count] for rows, count in workers for n in range(count)]
-            self.pending = PendingRequest(class_name, (self.lane, self._request))
+            self.pending = PendingRequest(class_name, self._lane.give_up, self._request.give_up)
         except BaseException as error:  # an interrupt, too, must not leave hubs with envs that are not used
             self._opener.end_all()
             hide_frames(error)

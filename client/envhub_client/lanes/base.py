@@ -45,7 +45,7 @@ class Lane(Protocol):
     """Lane by which envs are stepped. One reset or step of all envs is under way at a time, or steps of some.
 
     What was begun is waited for until it is returned: a wait that timed out or was interrupted is repeated, and one
-    that has returned returns the same again. Every method but ``taken`` and ``give_up`` may raise any ``EnvHubError``
+    that has returned returns the same again. Every method but ``taken`` may raise any ``EnvHubError``
     of the session, also those of ``SESSION_ENDS``.
     """
 
@@ -58,9 +58,6 @@ class Lane(Protocol):
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
-
-    def give_up(self) -> None:
-        """Give up what was begun, if anything was: its results are dropped."""
 
     def breach(self, row: int, what: str) -> None:
         """Take the hub of this row for lost, since ``what`` it sent breaks the protocol, or raise that.

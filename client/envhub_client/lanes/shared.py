@@ -113,9 +113,6 @@ class SharedLane:
                 self._await(None)
         return outstanding
 
-    def give_up(self) -> None:
-        self._connection.give_up()
-
     def breach(self, row: int, what: str) -> NoReturn:
         raise self._connection.breach(what)
 

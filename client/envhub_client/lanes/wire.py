@@ -83,9 +83,6 @@ class WireLane:
         self._note_begun()
         return 1 in self._sent_bytes
 
-    def give_up(self) -> None:
-        self._connection.give_up()
-
     def breach(self, row: int, what: str) -> NoReturn:
         raise self._connection.breach(what)
 

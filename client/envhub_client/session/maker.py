@@ -174,9 +174,6 @@ class SessionMaker:
             return []  # the session that was to be taken over is left as it is
         return [each for each in self._connections if each.protocol.may_have_session and not each.in_use.closed]
 
-    def give_up(self) -> None:
-        self.connection.give_up()
-
     def end_all(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
         """End the session, or what an error or an interrupt has left of its making; as ``end_sessions``."""
         self.closed = True

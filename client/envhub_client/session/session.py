@@ -200,7 +200,7 @@ class Session(VectorSession):
             self.description = self._maker.description
             workers = self.sizing.num_workers
             self._worker_rows = [range(n, self.description.num_envs, workers) for n in range(workers)]
-            self.pending = PendingRequest(class_name, (self._maker, self.lane))
+            self.pending = PendingRequest(class_name, self.connection.give_up)
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end_all()
             hide_frames(error)
@@ -244,11 +244,7 @@ class Session(VectorSession):
             raise
 
     def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
-        try:
-            rows: list[dict[str, Any]] = self.connection.ask(Op.SNAPSHOT, wanted).message.rows
-        except BaseException:
-            self.connection.give_up()
-            raise
+        rows: list[dict[str, Any]] = self.connection.ask(Op.SNAPSHOT, wanted).message.rows
         return rows
 
     def observe(self) -> Reply:

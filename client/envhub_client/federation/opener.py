@@ -193,7 +193,13 @@ class PartsOpener:
                     with suppress(errors.ConnectionInUse):  # an interrupt may have left it so
                         self.end([part.connection for part in gone])
                 if hubs:
-                    return self._opened(lost, hubs, is_wanted, num_workers, check)
+                    # The envs of a vector env are one: on one hub, by as many workers.
+                    on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
+                    counts = (roomiest if on_one else room_for)(len(lost.rows), hubs)
+                    parts = self.parts(hubs, counts, lost.rows.start, True, is_wanted, num_workers)
+                    for part in parts:
+                        check(part)
+                    return parts
             except Exception as error:
                 self.end([hub.connection for hub in hubs])
                 if not isinstance(error, errors.EnvHubError):  # such as of an env
@@ -209,23 +215,6 @@ class PartsOpener:
         others = [member for member in members if member.name != lost.hub]
         same = [member for member in members if member.name == lost.hub]
         return [others, same] if self.options.on_hub_loss == "redistribute" else [same]
-
-    def _opened(
-        self,
-        lost: HubPart,
-        hubs: Sequence[OpenHub],
-        is_wanted: Callable[[], bool],
-        num_workers: int | None,
-        check: Callable[[HubPart], None],
-    ) -> list[HubPart]:
-        count = len(lost.rows)
-        # The envs of a vector env are one: on one hub, by as many workers.
-        on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
-        counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
-        parts = self.parts(hubs, counts, lost.rows.start, True, is_wanted, num_workers)
-        for part in parts:
-            check(part)
-        return parts
 
     def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
         """End sessions in whose place are others; of a hub that is out of reach, as long as that ``is_wanted``."""

@@ -258,7 +258,7 @@ def test_joint_description_has_the_space_of_each_env_where_some_hub_has_several(
     one, other = Box(0, 1, (1,)), Box(0, 2, (1,))
     hubs: Any = [Described(2, [one]), Described(2, [one, other])]
     assert joint_description(hubs) == Described(4, [one, one, one, other])
-    assert joint_description([hubs[0]] * 2) == Described(4, [one])
+    assert joint_description([hubs[0]] * 2) == Described(4, [one] * 4)
 
 
 # --- tries and pauses -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, cycle, islice
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -16,8 +17,6 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Observed, Op, SetAttr, SnapshotRequest
 from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
-from envhub.values import spaces
-from envhub.values.leaf import OBJECT
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
@@ -44,11 +43,11 @@ class FederatedSession(VectorSession):
         self.options, self.values, self._seeds = opener.options, opener.values, opener.seeds
         try:
             parts = opener.open(num_envs)
-            self.description = joint_description([part.maker.description for part in parts])
-            has_object_leaves = OBJECT in spaces.leaves(self.description.observation_spaces[0])
-            self._rebuilder = PartRebuilder(opener, self.description)
+            description = self.description = joint_description([part.maker.description for part in parts])
+            self._rebuilder = PartRebuilder(opener, description)
             recovery = None if self.options.on_hub_loss == "raise" else self._rebuilder
-            self.lane = self._lane = FederatedLane(parts, has_object_leaves, self.options.copy, recovery)
+            self._lane = FederatedLane(parts, description.has_object_leaves, self.options.copy, recovery)
+            self.lane = self._lane
             self._request: JointRequest[Any] = JointRequest(partial(_lost, self._lane))
             self._snapshots = JointSnapshots(self._lane, self._request)
             workers = [(part.rows, part.maker.sizing.num_workers) for part in parts]
@@ -200,14 +199,6 @@ def _lost(lane: FederatedLane, part: HubPart, loss: errors.EnvHubError) -> NoRet
 
 def joint_description(descriptions: Sequence[SessionDescription]) -> SessionDescription:
     """The description of a session that has the rows of all of these."""
-    counts = [each.num_envs if len(each.observation_spaces) == 1 else 1 for each in descriptions]
-    each_own = [
-        space for each, count in zip(descriptions, counts, strict=True) for space in [*each.observation_spaces] * count
-    ]
-    alike = all(len(each.observation_spaces) == 1 for each in descriptions)
-    observation_spaces = descriptions[0].observation_spaces if alike else each_own
-    return replace(
-        descriptions[0],
-        num_envs=sum(each.num_envs for each in descriptions),
-        observation_spaces=observation_spaces,
-    )
+    of_each = (islice(cycle(each.observation_spaces), each.num_envs) for each in descriptions)
+    observation_spaces = [*chain.from_iterable(of_each)]
+    return replace(descriptions[0], num_envs=len(observation_spaces), observation_spaces=observation_spaces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from envhub.errors import (
     ConnectionInUse,
@@ -40,6 +40,9 @@ class JointRequest(Generic[Result]):
     request: so all envs have been stepped equally often, whatever happens.
     """
 
+    _send: Send
+    _wait: Wait[Result]
+
     def __init__(
         self,
         lost: Callable[[HubPart, EnvHubError], None],
@@ -52,8 +55,6 @@ class JointRequest(Generic[Result]):
         """
         self._lost, self._on_dropped, self._connections = lost, dropped, connections
         self._parts: Sequence[HubPart] = ()
-        self._send: Send = _unused
-        self._wait: Wait[Result] = _unused
         self._unsent: Sequence[HubPart] = ()
         self._tried: tuple[Lane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
@@ -198,7 +199,3 @@ class JointRequest(Generic[Result]):
             with contextlib.suppress(HubTimeout):
                 self._result(part, LOOK_S)
                 return
-
-
-def _unused(*_: Any) -> NoReturn:
-    raise AssertionError("no request was begun")

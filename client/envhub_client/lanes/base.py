@@ -10,7 +10,6 @@ import numpy as np
 
 from envhub.protocol.messages import Call, Reset, SetAttr
 from envhub.protocol.prelude import Frame
-from envhub.values import codec
 from envhub.values.info_columns import Template
 from envhub.values.leaf import Leaf
 
@@ -147,31 +146,6 @@ def checked_item_sizes(
     if sent.any() and item_sizes != outstanding_sizes:
         raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
     return item_sizes
-
-
-def invalid_rows(batch: Batch) -> np.ndarray:
-    """Mask of the rows of a step's batch whose results are no transition of their env, as their infos say."""
-    assert batch.rewards is not None
-    invalid = np.zeros(len(batch.rewards), bool)
-    for row, blob in batch.rows:
-        index = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
-        try:
-            info = codec.decode_leniently(blob)[0] if blob else {}
-            if isinstance(info, list):  # an info that came with observations of no fixed size
-                info = codec.decode_leniently(info[1])[0] if info[1] else {}
-            invalid[index] = bool(info.get("invalid_transition"))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            continue  # it breaks the protocol, which is found when the batch is read
-    return invalid
-
-
-def put_earlier(batch: Batch, chosen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
-    """The batch of some rows; in the ``chosen`` ones with earlier observations, an array of all rows for each leaf."""
-    assert batch.env_ids is not None
-    observations = [leaf.copy() for leaf in batch.observations]
-    for array, leaf in zip(observations, earlier, strict=True):
-        array[chosen] = leaf[batch.env_ids[chosen]]
-    return batch._replace(observations=observations)
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

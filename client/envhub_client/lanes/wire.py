@@ -103,11 +103,20 @@ class WireLane:
 
     def wait_call(self, timeout: float | None, decode: Decode) -> dict[int, Any]:
         """The result of each row of the call, or none of an attribute that is set; errors as for ``wait``."""
-        reply = self._connection.result(timeout)
-        if not isinstance(self._call, Call):
+        call, reply = self._call, self._connection.result(timeout)
+        if not isinstance(call, Call):
             return {}
-        results = results_of(self._call, reply, self.num_envs, self._connection)
-        return {row: decode(blob) for row, blob in results.items()}
+        wanted = [*(call.rows or range(self.num_envs))]
+        try:
+            if len(reply.frames) == 1:
+                results: Sequence[tuple[int, Frame]] = messages.unpack_rows(reply.frames[0], self.num_envs)
+            else:
+                results = [*zip(wanted, reply.frames, strict=True)]
+            if (rows := [row for row, _ in results]) != wanted:
+                raise ValueError(f"results of envs {rows}")
+        except ValueError as error:
+            raise self._misfit(reply, error) from error
+        return {row: decode(blob) for row, blob in results}
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -348,21 +357,6 @@ class InfoTemplates:
                 f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes"
             )
         return InfoGroup(template, rows, data.view(template.dtype)[:, 0])
-
-
-def results_of(call: Call, reply: Reply, num_envs: int, connection: Connection) -> dict[int, Frame]:
-    """The encoded result of each row of the call in the reply."""
-    wanted = call.rows or range(num_envs)
-    try:
-        if len(reply.frames) == 1:
-            results: Sequence[tuple[int, Frame]] = messages.unpack_rows(reply.frames[0], num_envs)
-        else:
-            results = [*zip(wanted, reply.frames, strict=True)]
-        if [row for row, _ in results] != [*wanted]:
-            raise ValueError(f"results of envs {[row for row, _ in results]}")
-    except ValueError as error:
-        raise connection.breach(f"a reply to CALL does not fit the session: {error}") from error
-    return dict(results)
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:

@@ -139,13 +139,9 @@ def add_own_key(address: str | Secret[str]) -> str | Secret[str]:
     return address
 
 
-def address_with_keys_of(kept: Address, host_port: str) -> str | Secret[str]:
-    """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
-    other = _find_kept(kept.text.removeprefix("tcp://"))
-    return _with(other.keys, host_port) if other is not None and other.keys is not None else f"tcp://{host_port}"
-
-
-def _with(keys: HubKeys, host_port: str) -> Secret[str]:
+def _with(keys: HubKeys | None, host_port: str) -> str | Secret[str]:
+    if keys is None:
+        return f"tcp://{host_port}"
     return Secret(f"envhub://{addresses.token_of(keys).reveal_secret()}@{host_port}")
 
 
@@ -295,7 +291,9 @@ class Member(NamedTuple):
 
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     if (target := dns_name(hub)) is not None:
-        return tuple(Member(each, address_with_keys_of(target, each)) for each in dns_hubs(target))
+        kept = _find_kept(target.text.removeprefix("tcp://"))
+        keys = None if kept is None else kept.keys  # of all of them
+        return tuple(Member(each, _with(keys, each)) for each in dns_hubs(target))
     if (fleet := fleet_of(hub)) is not None:
         return tuple(Member(f"{fleet}/{index}", address) for index, address in ray_hubs(fleet).items())
     address = addresses.guarded(hub)

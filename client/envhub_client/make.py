@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -29,7 +28,7 @@ from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
-from envhub_client.keywords import WrapperLike, fields_of, meant, named_wrappers, refused_keyword
+from envhub_client.keywords import WrapperLike, check, fields_of, meant, named_wrappers, refused_keyword, whole_number
 from envhub_client.option_keywords import EnvKeywords, SessionKeywords
 from envhub_client.record_options import RecordOptions
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -157,12 +156,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         ModuleNotFoundError: with ``record``, Minari, or PyAV for films, is not installed.
         Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
     """
-    num_envs = _checked_num_envs(num_envs)
+    num_envs = whole_number("num_envs", num_envs, 1)
     hubs = _guarded(hub)
     if isinstance(env, str) and "://" in env:  # which may have a key in it
         raise AddressError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
-    if not isinstance(vector, bool):
-        raise TypeError(f"vector must be True or False, got {brief(vector)}")
+    check(isinstance(vector, bool), "vector", "True or False", vector, TypeError)
     fault_options, others = fields_of(FaultOptions, kwargs)
     hosting_options, arguments = fields_of(HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
@@ -170,8 +168,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
-        if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(one, dict) for one in env_kwargs):
-            raise TypeError(f"env_kwargs must be a dict, or a list with one for each env, got {brief(env_kwargs, 100)}")
+        is_list = isinstance(env_kwargs, (list, tuple)) and all(isinstance(one, dict) for one in env_kwargs)
+        check(is_list, "env_kwargs", "a dict, or a list with one for each env", env_kwargs, TypeError)
         each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
         if num_envs not in (1, len(each)) or not each:
             raise ValueError(f"num_envs={num_envs} and env_kwargs of {len(each)} envs")
@@ -197,16 +195,6 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         if not question:
             raise
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
-
-
-def _checked_num_envs(num_envs: SupportsIndex) -> int:
-    try:
-        count = operator.index(num_envs)
-    except TypeError:
-        raise TypeError(f"num_envs must be a whole number, got {brief(num_envs)}") from None
-    if count < 1:
-        raise ValueError(f"num_envs must be at least 1, got {count}")
-    return count
 
 
 def _with_arguments(

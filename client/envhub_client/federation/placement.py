@@ -7,19 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from envhub import errors
+from envhub.protocol.messages import Capacity
 from envhub_client.connection.connection import Connection
 from envhub_client.connection.known_hubs import Member
 
 
-class Room(NamedTuple):
-    """Room of a hub for envs."""
-
-    cpus: float  # that the hub may use
-    cpus_free: float  # that no worker of a session uses
-    envs_free: int | None  # envs that it admits; None for any number
-
-
-def placed(num_envs: int, rooms: Sequence[Room]) -> list[int]:
+def placed(num_envs: int, rooms: Sequence[Capacity]) -> list[int]:
     """The number of envs for each hub, in the order of ``rooms``: on as few hubs as have a free CPU for each env.
 
     Hubs with more free CPUs are taken first. Where all of them have too few, the envs are divided by free CPUs among
@@ -90,9 +83,8 @@ def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
     return [num_envs if hub is best else 0 for hub in hubs]
 
 
-def _room(connection: Connection) -> Room:
-    capacity = connection.welcome.capacity  # None from a hub in another language that does not say
-    return Room(1.0, 1.0, None) if capacity is None else Room(capacity.cpus, capacity.cpus_free, capacity.envs_free)
+def _room(connection: Connection) -> Capacity:
+    return connection.welcome.capacity or Capacity(1, 1, None, None)  # of a hub in another language that does not say
 
 
 def processes_of(num_workers: Any, counts: Sequence[int]) -> list[Any]:

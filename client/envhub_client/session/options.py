@@ -28,6 +28,7 @@ from envhub.protocol.validation import (
     is_function_name,
     is_short_line,
 )
+from envhub_client.keywords import check, check_choice
 from envhub_client.record_options import RecordOptions
 
 Policy = Literal["truncate", "raise"]
@@ -44,29 +45,15 @@ Compression = Literal["auto", "lz4", "zstd"]
 HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
-def _check(is_right: bool, name: str, wanted: str, value: object, error: type[Exception] = ValueError) -> None:
-    if not is_right:
-        raise error(f"{name} must be {wanted}, got {brief(value)}")
-
-
-def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
-    *others, last = map(repr, choices)
-    _check(value in choices, name, f"{', '.join(others)} or {last}", value)
-
-
-def _check_flag(name: str, value: object) -> None:
-    _check(isinstance(value, bool), name, "True or False", value, TypeError)
-
-
 def _check_seconds(name: str, value: Any, least: float = 0.0) -> None:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    _check(is_number, name, "a number of seconds", value, TypeError)
-    _check(least <= value <= SECONDS_MAX, name, f"a number of seconds up to {SECONDS_MAX}", value)  # as NaN is not
+    check(is_number, name, "a number of seconds", value, TypeError)
+    check(least <= value <= SECONDS_MAX, name, f"a number of seconds up to {SECONDS_MAX}", value)  # as NaN is not
 
 
 def _check_count(name: str, unit: str, value: Any, most: int) -> None:
-    _check(type(value) is int, name, f"a number of {unit}, an int", value, TypeError)
-    _check(0 <= value <= most, name, f"a number of {unit} from 0 to {most}", value)
+    check(type(value) is int, name, f"a number of {unit}, an int", value, TypeError)
+    check(0 <= value <= most, name, f"a number of {unit} from 0 to {most}", value)
 
 
 @dataclass(frozen=True)
@@ -174,26 +161,28 @@ class HostingOptions:
 
     def __post_init__(self) -> None:
         is_line = isinstance(self.label, str) and is_short_line(self.label)
-        _check(is_line, "label", f"a text of at most {ORIGIN_CHARS_MAX} printable characters", self.label)
+        check(is_line, "label", f"a text of at most {ORIGIN_CHARS_MAX} printable characters", self.label)
         gpus, setup = self.gpus, self.worker_setup
         is_list = isinstance(gpus, Sequence) and all(type(each) is int for each in gpus)
-        _check(is_list, "gpus", "a list of numbers of devices, such as [0, 1]", gpus, TypeError)
+        check(is_list, "gpus", "a list of numbers of devices, such as [0, 1]", gpus, TypeError)
         is_known = all(0 <= each < GPUS_MAX for each in gpus)
-        _check(is_known, "gpus", f"numbers of devices from 0 to {GPUS_MAX - 1}", gpus)
+        check(is_known, "gpus", f"numbers of devices from 0 to {GPUS_MAX - 1}", gpus)
         if self.memory_max is not None:
             _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
         if self.spares is not None:
             _check_count("spares", "workers", self.spares, ROWS_MAX)
         _check_recycle(self.recycle)
-        _check_flag("shared_process", self.shared_process)
-        _check_flag("one_per_process", self.one_per_process)
+        check(isinstance(self.shared_process, bool), "shared_process", "True or False", self.shared_process, TypeError)
+        check(
+            isinstance(self.one_per_process, bool), "one_per_process", "True or False", self.one_per_process, TypeError
+        )
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
-        _check(self.snapshots in (True, False, "unsafe"), "snapshots", "True, False or 'unsafe'", self.snapshots)
+        check(self.snapshots in (True, False, "unsafe"), "snapshots", "True, False or 'unsafe'", self.snapshots)
         if self.shared_process and self.snapshots:
             raise ValueError("snapshots are of envs with a process each, and shared_process=True excludes that")
         is_path = isinstance(self.python, (str, Path, type(None)))
-        _check(is_path, "python", "the path of an interpreter", self.python, TypeError)
+        check(is_path, "python", "the path of an interpreter", self.python, TypeError)
         if self.rendering is not None:
             check_choice("rendering", self.rendering, get_args(Rendering))
         if isinstance(setup, str) and not is_function_name(setup):
@@ -201,7 +190,7 @@ class HostingOptions:
                 f"worker_setup={brief(setup)} is no name of a function, which is written 'module:function'"
             )
         is_function = setup is None or isinstance(setup, str) or callable(setup)
-        _check(is_function, "worker_setup", "a function, or the name of one, 'module:function'", setup, TypeError)
+        check(is_function, "worker_setup", "a function, or the name of one, 'module:function'", setup, TypeError)
 
     def wire(self) -> messages.Hosting:
         recycle: dict[str, Any] = dict(self.recycle or {})
@@ -220,7 +209,7 @@ def _check_recycle(recycle: object) -> None:
     if recycle is None:
         return
     is_dict = isinstance(recycle, Mapping) and bool(recycle) and recycle.keys() <= names
-    _check(is_dict, "recycle", f"a dict with some of {', '.join(names)}", recycle, TypeError)
+    check(is_dict, "recycle", f"a dict with some of {', '.join(names)}", recycle, TypeError)
     for name, value in recycle.items():  # type: ignore[attr-defined]
         if name != "age_s":
             _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
@@ -278,7 +267,7 @@ class SessionOptions:
         if isinstance(self.record, (str, Path)):
             object.__setattr__(self, "record", RecordOptions(self.record))
         is_record = isinstance(self.record, (RecordOptions, type(None)))
-        _check(is_record, "record", "a folder, a RecordOptions or None", self.record, TypeError)
+        check(is_record, "record", "a folder, a RecordOptions or None", self.record, TypeError)
         if self.faults.on_crash == "restore" and not self.hosting.snapshots:
             raise ValueError("on_crash='restore' needs snapshots=True")
         check_choice("info_mode", self.info_mode, get_args(InfoMode))
@@ -296,12 +285,12 @@ class SessionOptions:
                 "whose results are equal"
             )
         is_number = workers is None or (type(workers) is int and workers > 0) or str(workers) == "auto"
-        _check(is_number, "num_workers", "a number from 1, 'auto' or None", workers)
-        _check_flag("pin", self.pin)
+        check(is_number, "num_workers", "a number from 1, 'auto' or None", workers)
+        check(isinstance(self.pin, bool), "pin", "True or False", self.pin, TypeError)
         _check_seconds("reconnect_timeout", self.reconnect_timeout)
         check_choice("on_hub_loss", self.on_hub_loss, get_args(HubLossPolicy))
         is_index = isinstance(self.hub_index, (int, np.integer, type(None)))
-        _check(is_index, "hub_index", "a whole number or None", self.hub_index, TypeError)
+        check(is_index, "hub_index", "a whole number or None", self.hub_index, TypeError)
         if self.hub_index is not None and self.split is not None:
             raise ValueError("split divides the envs among several hubs, and hub_index chooses one: give one of them")
         if self.spin_us is not None:

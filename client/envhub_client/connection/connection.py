@@ -386,9 +386,7 @@ class Connection:
     def _report(self) -> None:
         self.reports.report(time.monotonic(), (self._transport.received_ns - self.sent_ns) / 1e9)
 
-    def ask(
-        self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), timeout: float | None = None
-    ) -> Reply:
+    def ask(self, op: Op, message: object, timeout: float | None = None) -> Reply:
         """Send a request and wait for its reply; a failure is raised. After an error here, it is given up."""
         with self.in_use:
             if self.protocol.pending is not None:
@@ -396,7 +394,7 @@ class Connection:
             try:  # around all of it: an interrupt must not leave the request pending
                 if op is Op.TEMPLATES:
                     self.await_room()
-                self.send(op, message, frames)
+                self.send(op, message)
                 return self.result(timeout)
             except errors.HubTimeout:
                 self.give_up()

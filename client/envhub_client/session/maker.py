@@ -28,7 +28,7 @@ from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, c
 from envhub_client.connection.zeromq_transport import HEARTBEAT_MS, ZeroMqTransport
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
-from envhub_client.lanes.wire import InfoTemplates, WireLane
+from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub import program_hub
 from envhub_client.private_hub.program_environment import pickled_by_value_if_unimportable, program_environment
 from envhub_client.session.description import SessionDescription, Sizing, ValueCodec, describe
@@ -156,15 +156,13 @@ class SessionMaker:
             address = connection.address
             raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
-        options, templates = self.options, InfoTemplates(connection)
-        compression, leaves = self.compression, description.observation_leaves
-        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, self.keeps_last)
+        options, compression, leaves = self.options, self.compression, description.observation_leaves
+        wire = WireLane(connection, made.num_envs, leaves, options.copy, compression, self.keeps_last)
         lane: HubLane = wire
         if options.lane == "auto" and sys.platform == "linux":
             from envhub_client.lanes.shared import shared_lane
 
-            objects = description.has_object_leaves
-            lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves, objects) or wire
+            lane = shared_lane(wire, made.ticket, description.action_leaves, description.has_object_leaves) or wire
             self.compression = compression if lane is wire else ""
         self.adopted_s, self.sizing = time.monotonic(), Sizing(made.num_workers, made.sizing)
         return lane

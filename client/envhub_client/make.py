@@ -183,8 +183,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     if not isinstance(env, (str, EnvSpec)):
         if wrappers:
             raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
-        factories = _with_arguments(env, num_envs, each or [arguments])
-        return _by_factories(factories, num_envs, hubs, options, vector)
+        if vector and not callable(env):
+            raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {brief(env)}")
+        factories = _factories(env, num_envs, each or [arguments])
+        origin = Origin(factories[:1] if callable(env) and len(each) < 2 else factories)
+        return _vector_env(hubs, partial(_of_factories, factories, vector), len(factories), options, origin)
     hubs = hubs or addresses.address_of_environment()
     try:
         return _by_name(env, num_envs, hubs, options, arguments, each, vector, wrapping)
@@ -197,21 +200,22 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
 
 
-def _with_arguments(
-    env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]
-) -> Factory | Sequence[Factory]:
-    if not any(each):
-        return env
-    if callable(env) and len(each) == 1:
-        return _partial(env, each[0])
-    factories = [env] * len(each) if callable(env) else checked_factories(env)
-    each = list(each) * (len(factories) if len(each) == 1 else 1)
-    if len(factories) != len(each):
+def _factories(env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]) -> list[Factory]:
+    """A factory for each env, with its arguments; the same one for all that have the same ones."""
+    if callable(env):
+        return [_partial(env, one) for one in each] if len(each) > 1 else [_partial(env, each[0])] * num_envs
+    factories = checked_factories(env)
+    if len(each) not in (1, len(factories)):
         raise ValueError(f"{len(factories)} factories and env_kwargs of {len(each)} envs")
+    if num_envs not in (1, len(factories)):
+        raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
+    each = [*each] * (len(factories) if len(each) == 1 else 1)
     return [_partial(factory, one) for factory, one in zip(factories, each, strict=True)]
 
 
 def _partial(factory: Factory, arguments: dict[str, Any]) -> Factory:
+    if not arguments:
+        return factory
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature, as some of C: it will tell
@@ -281,23 +285,6 @@ def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
             f"the spec does not say how {wrapper.name} was made: it extends no gymnasium.utils.RecordConstructorArgs"
         )
     return dict(wrapper.kwargs)
-
-
-def _by_factories(
-    env: Factory | Sequence[Factory],
-    num_envs: int,
-    hubs: Hubs | None,
-    options: SessionOptions,
-    vector: bool,
-) -> HubVectorEnv:
-    """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
-    if vector and not callable(env):
-        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {brief(env, 100)}")
-    factories = [env] * num_envs if callable(env) else checked_factories(env)
-    if num_envs not in (1, len(factories)):
-        raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    make, origin = partial(_of_factories, factories, vector), Origin([env] if callable(env) else factories)
-    return _vector_env(hubs, make, len(factories), options, origin)
 
 
 def _of_factories(factories: Sequence[Factory], vector: bool, rows: range) -> Make:

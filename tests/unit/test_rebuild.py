@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -84,10 +84,10 @@ class Opener(PartsOpener):
         return [self.hub.member, *(other.member for other in self.others)]
 
     def connect(
-        self, members: Sequence[Any], timeout: float, failed: Callable[[errors.EnvHubError], None]
+        self, members: Sequence[Any], timeout: float, failures: list[errors.EnvHubError] | None = None
     ) -> list[Any]:
-        if not self.answers:
-            failed(errors.HubUnreachable("no answer"))
+        if not self.answers and failures is not None:
+            failures.append(errors.HubUnreachable("no answer"))
         return [hub for hub in (self.hub, *self.others) if hub.member in members] if self.answers else []
 
     def parts(self, hubs: Sequence[Any], counts: Sequence[int], *_: Any) -> list[HubPart]:

@@ -32,10 +32,6 @@ RowsMake = Callable[[range], Make]  # the request for these rows
 log = logging.getLogger("envhub")
 
 
-def _raise(error: errors.EnvHubError) -> None:
-    raise error
-
-
 def _await_end(connection: Connection, timeout: float | None) -> None:
     """Wait for the end of the session; errors as for ``Connection.result``, and ``HubLost`` if it is out of reach."""
     while_in_reach(lambda: [connection], SILENCE_S_MIN, timeout, connection.result)
@@ -89,16 +85,18 @@ class PartsOpener:
         return self.parts(self.connect([hubs[-1]], CONNECT_TIMEOUT_S), [num_envs], 0)
 
     def connect(
-        self, hubs: Sequence[Member], timeout: float, failed: Callable[[errors.EnvHubError], None] = _raise
+        self, hubs: Sequence[Member], timeout: float, failures: list[errors.EnvHubError] | None = None
     ) -> list[OpenHub]:
-        """Connect to these hubs, all at the same time; ``failed`` takes or raises their errors, in that order."""
+        """Connect to these hubs, all at the same time; an error is raised, or put among ``failures``, in that order."""
         begun = [(hub, self._begun(hub, timeout)) for hub in hubs]
         connected = []
         for hub, connection in begun:
             try:
                 connected.append(OpenHub(hub, self._answered(connection)))
             except errors.EnvHubError as error:
-                failed(error)
+                if failures is None:
+                    raise
+                failures.append(error)
         return connected
 
     def _begun(self, hub: Member, timeout: float) -> Connection | errors.EnvHubError:
@@ -187,7 +185,7 @@ class PartsOpener:
         timeout = min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())) if self.is_only_hub else REBUILD_ANSWER_S
         failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {lost.hub} no more")]
         for members in self._choices(lost):
-            hubs = self.connect(members, timeout, failures.append)
+            hubs = self.connect(members, timeout, failures)
             try:
                 if self.is_only_hub or any(hub.member.name == lost.hub for hub in hubs):  # it may have no room for both
                     with suppress(errors.ConnectionInUse):  # an interrupt may have left it so

@@ -14,9 +14,15 @@ import pytest
 from chaos.interrupts import Interrupt, Places
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.lost_part import LostPart, LostRows
-from envhub_client.federation.opener import check_agreement, check_distinct
+from envhub_client.federation.opener import (
+    check_agreement,
+    check_distinct,
+    checked_split,
+    divided,
+    placed,
+    processes_of,
+)
 from envhub_client.federation.part import SILENCE_S_MIN, HubPart, call_of, out_of_band_of, reset_of, set_attr_of
-from envhub_client.federation.placement import checked_split, divided, placed, processes_of
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
 from envhub_client.session.options import SessionOptions

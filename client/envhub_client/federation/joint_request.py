@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NoReturn, TypeVar
 
 from envhub.errors import (
@@ -164,6 +164,14 @@ class JointRequest(Generic[Result]):
     def give_up(self) -> None:
         """Have the results of the pending request dropped, once ``settle`` has waited for them."""
         self._dropped = not self._is_over
+
+    @contextlib.contextmanager
+    def given_up_at_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # an interrupt, too, leaves no hub without its part of the request
+            self.give_up()
+            raise
 
     def settle(self) -> None:
         """Wait until each hub has carried out its part of a request that was dropped; to be called before the next one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice
@@ -98,14 +98,6 @@ class FederatedSession(VectorSession):
             self._request.settle()
         super().check_free(what, among_others)
 
-    @contextlib.contextmanager
-    def _given_up_at_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:  # an interrupt, too, leaves no hub without its part of the request
-            self._request.give_up()
-            raise
-
     def begin_call(self, call: Call) -> None:
         """Begin a call; as long as some of its envs are on no hub, that is left to the wait for it."""
         self.pending.begin(AsyncState.WAITING_CALL, self._begin_call, call)
@@ -149,7 +141,7 @@ class FederatedSession(VectorSession):
     def set_attr(self, message: SetAttr) -> None:
         count = self.description.num_envs
         own = {part: set_attr_of(message, part.rows, count) for part in self._lane.present_parts(message.rows)}
-        with self._given_up_at_error():
+        with self._request.given_up_at_error():
             self._call_parts({part: each for part, each in own.items() if each is not None})
             self._request.results(None)
         self._rebuilder.remember(message)
@@ -159,7 +151,7 @@ class FederatedSession(VectorSession):
 
     def observe(self) -> Reply:
         parts = self._lane.present_parts()
-        with self._given_up_at_error():
+        with self._request.given_up_at_error():
             self._request.begin(parts, HubPart.ask_observed, partial(_observed, self._lane))
             observed = self._request.results(None)
         arrays = [np.concatenate(leaf) for leaf in zip(*(arrays for _, arrays in observed), strict=True)]

@@ -103,12 +103,9 @@ class JointSnapshots:
         def send(part: HubPart) -> None:
             part.connection.send(Op.SNAPSHOT, requests[part], keep=True)
 
-        try:
+        with self._request.given_up_at_error():
             self._request.begin([*requests], send, self._wait)
             tables = self._request.results(None)
-        except BaseException:  # an interrupt, too, leaves no hub without its part of the request
-            self._request.give_up()
-            raise
         joint: dict[str, dict[str, Any]] = {}
         for part, table in zip(requests, tables, strict=True):
             for row in table:

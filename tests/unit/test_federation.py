@@ -528,12 +528,12 @@ def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: En
 def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patience_s: float) -> None:
     failing = threading.Event()
 
-    def remake(rebuild: Rebuild) -> list[Any]:
+    def remake() -> list[Any]:
         assert failing.wait(10)
         raise LOSS
 
     lost, other = Lost(), OneHub(0.0)
-    lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda _: None)
+    lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda: None)
     lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
     lane = lane_of(other, lost.lane, recovery=RECOVERY)
     lane._has_lost = True
@@ -666,7 +666,7 @@ class InterruptInThreading(Interrupt):
 
 def test_interrupt_anywhere_in_the_wait_for_rows_comes_out_as_one() -> None:
     may_end = threading.Event()
-    rebuild = Rebuild(LOSS, 0.0, lambda _: [may_end.wait(30)], lambda _: None)  # type: ignore[list-item]
+    rebuild = Rebuild(LOSS, 0.0, lambda: [may_end.wait(30)], lambda: None)  # type: ignore[list-item]
     assert not rebuild.wait(0)
     places = PlacesOfThreading()
     places.during(lambda: rebuild.wait(0.01))

@@ -79,6 +79,7 @@ class Opener(PartsOpener):
         self.held: list[Any] = []  # by another thread
         self.ended_later: list[Any] = []
         self.made: list[HubPart] = []
+        self.stopped = False
 
     def hubs(self) -> list[Any]:
         return [self.hub.member, *(other.member for other in self.others)]
@@ -102,7 +103,7 @@ class Opener(PartsOpener):
             raise errors.ConnectionInUse("another thread is using it")
         self.ended += connections
 
-    def end_later(self, gone: Sequence[HubPart], wanted: Any) -> None:
+    def end_later(self, gone: Sequence[HubPart]) -> None:
         self.ended_later += [part.connection for part in gone]
 
 
@@ -376,5 +377,6 @@ def test_lost_session_that_the_program_still_uses_is_ended_once_it_does_not(
         Opener.end(opener, connections)
 
     monkeypatch.setattr(opener, "end", end)
-    PartsOpener.end_later(opener, [HubPart("hub-1", range(3, 6), maker(opener.hub), LANE)], lambda: wanted)
+    opener.stopped = not wanted
+    PartsOpener.end_later(opener, [HubPart("hub-1", range(3, 6), maker(opener.hub), LANE)])
     assert tried == [opener.hub] * tries and opener.ended == [opener.hub] * wanted

@@ -59,6 +59,7 @@ class PartsOpener:
         self._connections: dict[Connection, str] = {}
         self._lock = threading.Lock()
         self.closed = False
+        self.stopped = False  # once nothing is to be made again, since the envs are wanted no more
 
     def hubs(self) -> Sequence[Member]:
         """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
@@ -137,7 +138,6 @@ class PartsOpener:
         counts: Sequence[int],
         first: int,
         again: bool = False,
-        is_wanted: Callable[[], bool] = lambda: True,
         num_workers: int | None = None,
     ) -> list[HubPart]:
         """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
@@ -160,9 +160,17 @@ class PartsOpener:
             maker.begin(connection, seeds=self.seeds.first_seeds(rows) if again else None)
             name = (connection.hub or errors.hub_at(connection.address)) if self.is_only_hub else hub.member.name
             makers.append((name, rows, maker))
-        lanes = [maker.describe(_made(maker, is_wanted)) for _, _, maker in makers]
+        lanes = [maker.describe(self._made(maker)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
+
+    def _made(self, maker: SessionMaker) -> Made:
+        while True:
+            try:
+                return maker.made(LOOK_S)
+            except errors.HubTimeout:
+                if self.stopped:
+                    raise errors.SessionLost("the envs are wanted no more") from None
 
     def end(
         self,
@@ -183,7 +191,6 @@ class PartsOpener:
         self,
         lost: HubPart,
         gone: Sequence[HubPart],
-        is_wanted: Callable[[], bool],
         num_workers: int | None,
         check: Callable[[HubPart], None],
         deadline: Deadline,
@@ -201,7 +208,7 @@ class PartsOpener:
                     # The envs of a vector env are one: on one hub, by as many workers.
                     on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
                     counts = (roomiest if on_one else room_for)(len(lost.rows), hubs)
-                    parts = self.parts(hubs, counts, lost.rows.start, True, is_wanted, num_workers)
+                    parts = self.parts(hubs, counts, lost.rows.start, True, num_workers)
                     for part in parts:
                         check(part)
                     return parts
@@ -221,11 +228,11 @@ class PartsOpener:
         same = [member for member in members if member.name == lost.hub]
         return [others, same] if self.options.on_hub_loss == "redistribute" else [same]
 
-    def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
-        """End sessions in whose place are others; of a hub that is out of reach, as long as that ``is_wanted``."""
+    def end_later(self, gone: Sequence[HubPart]) -> None:
+        """End sessions in whose place are others; of a hub that is out of reach, until this is ``stopped``."""
 
         def wait(connection: Connection, timeout: float | None) -> None:
-            while is_wanted():
+            while not self.stopped:
                 with suppress(errors.HubTimeout):
                     connection.result(LOOK_S)
                     return
@@ -235,7 +242,7 @@ class PartsOpener:
                 self.end([part.connection for part in gone], wait=wait)
                 return
             except errors.ConnectionInUse:  # by the program's thread, for an instant
-                if not is_wanted():
+                if self.stopped:
                     return
                 time.sleep(LOOK_S)
 
@@ -245,15 +252,6 @@ class PartsOpener:
             self.closed = True
         # The envs of an only hub close in peace also where that is silent for a while, as those of any session.
         self.end([*self._connections], terminate, deadline, Connection.result if self.is_only_hub else _await_end)
-
-
-def _made(maker: SessionMaker, is_wanted: Callable[[], bool]) -> Made:
-    while True:
-        try:
-            return maker.made(LOOK_S)
-        except errors.HubTimeout:
-            if not is_wanted():
-                raise errors.SessionLost("the envs are wanted no more") from None
 
 
 def check_distinct(hubs: Mapping[Connection, str]) -> None:

@@ -175,7 +175,7 @@ class FederatedSession(VectorSession):
     def close(self, terminate: bool, finish: Callable[[], object], deadline: Deadline | None = None) -> None:
         with self.in_use:
             self._rebuilder.stop()
-            self._end_once_finished(finish, partial(self._opener.end_all, terminate, deadline))
+            self._end_once_finished(finish, terminate, deadline)
 
 
 def _observed(lane: FederatedLane, part: HubPart, timeout: float | None) -> tuple[Observed, list[np.ndarray]]:

@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,7 +145,7 @@ class VectorSession(ABC):
                 raise ValueError(f"{text} {' and '.join(errors.brief(rows, 300) for rows in torn)}; no env has moved")
         self.lane.begin_rows(env_ids, codes, arrays)
 
-    def _end_once_finished(self, finish: Callable[[], object], end: Callable[[], None]) -> None:
+    def _end_once_finished(self, finish: Callable[[], object], terminate: bool, deadline: Deadline | None) -> None:
         try:
             if self.pending.state is not AsyncState.DEFAULT and not self.pending.interrupted:
                 finish()
@@ -155,7 +154,7 @@ class VectorSession(ABC):
         except errors.EnvHubError as error:
             log.debug("closing a vector env: %s", error)
         finally:
-            end()
+            self._closable.end_all(terminate, deadline)
             self.pending.closed = True
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -263,7 +262,7 @@ class Session(VectorSession):
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._end_once_finished(finish, partial(self._maker.end_all, terminate, deadline))
+                self._end_once_finished(finish, terminate, deadline)
 
 
 def detach(maker: SessionMaker) -> None:

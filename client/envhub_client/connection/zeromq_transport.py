@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import math
 import os
@@ -116,10 +115,9 @@ _NO_MORE_SOCKETS = (
 )
 _MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
 
-# The sockets of each transport that is not closed, and its view of the context. The garbage collector would close
+# The sockets of each transport that is not closed, by its view of the context. The garbage collector would close
 # the sockets of a reference cycle by their destructors, which warn of it; so these are never part of such a cycle.
-_UNCLOSED: dict[int, list[Any]] = {}
-_numbers = itertools.count()  # of transports
+_UNCLOSED: dict[Any, list[Any]] = {}
 
 logger = logging.getLogger("envhub")
 
@@ -138,7 +136,6 @@ class ZeroMqTransport:
         self._whole = True
         self._handshaking = False
         self._again_s: float | None = None  # when to connect again: libzmq does not, after what is no handshake
-        self._number = next(_numbers)
         self._context: Any = None
         self._socket: Any = None
         self._monitor: Any = None
@@ -191,7 +188,7 @@ class ZeroMqTransport:
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
-        _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
+        _UNCLOSED[self._context] = [dealer, self._monitor]
         self._waiter = new_waiter()
         self._poll = [(dealer, _POLLIN)]
         self.descriptors = dealer.FD, self._monitor.FD
@@ -359,4 +356,4 @@ class ZeroMqTransport:
             self._context.destroy(linger=0)  # what an interrupt has left open before is closed at the next attempt
         if self.local_sockets is not None:
             self.local_sockets.close()
-        _UNCLOSED.pop(self._number, None)
+        _UNCLOSED.pop(self._context, None)

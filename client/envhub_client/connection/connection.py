@@ -169,8 +169,8 @@ class Connection:
         self._pid = os.getpid()
         self.sent_ns = self.check_ns = 0  # of the last request, and when ``check`` is due
         self._suspected_s = math.inf  # when the hub seemed out of reach first
-        self._closers: list[Callable[[], None]] = []
-        self._looks: list[Callable[[], None]] = []
+        self.on_close: list[Callable[[], None]] = []  # called when it is closed, in its own process; the last one first
+        self.on_idle: list[Callable[[], None]] = []  # called each ``CHECK_S`` by the keep-alive thread, unless in use
         self._end: Exception | None = None  # the reason why the last request is pending no more and has no reply
         self.protocol = ClientProtocol(token, reconnect_timeout)  # only this class and the transport change it
         self.reports = UserReports(self.address, self.protocol)
@@ -324,7 +324,7 @@ class Connection:
     def _keep_alive(self) -> None:
         if self._transport.closed:
             return
-        for look in self._looks:
+        for look in self.on_idle:
             look()
         if self.protocol.looked_s > time.monotonic() - LOOKED_S:
             return  # it may be waited for by its descriptors, and what they signal would be taken in here
@@ -418,14 +418,6 @@ class Connection:
         hub = errors.hub_at(self.address)
         raise TypeError(f"a connection to {hub} cannot be pickled or copied; connect where it is used")
 
-    def on_close(self, closer: Callable[[], None]) -> None:
-        """Have this called when the connection is closed, in its own process; the last one first."""
-        self._closers.insert(0, closer)
-
-    def on_idle(self, look: Callable[[], None]) -> None:
-        """Have this called each ``CHECK_S`` by the thread that keeps the connection alive, while no other uses it."""
-        self._looks.append(look)
-
     def close(self) -> None:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._transport.closed:
@@ -434,7 +426,7 @@ class Connection:
         self.in_use.take()
         try:
             self.in_use.closed = True
-            for closer in self._closers:
+            for closer in reversed(self.on_close):
                 closer()
             self._transport.close()
         finally:

@@ -89,8 +89,8 @@ class SharedLane:
         self._unrung: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         self._last: list[np.ndarray] | None = None  # copies of what was returned last, where the slots may not hold it
-        connection.on_close(self.close)
-        connection.on_idle(self._let_go_if_revoked)
+        connection.on_close.append(self.close)
+        connection.on_idle.append(self._let_go_if_revoked)
 
     def settle(self) -> bool:
         if self._unrung is not None:
@@ -426,7 +426,7 @@ class SharedLane:
 def shared_lane(wire: WireLane, ticket: bytes, actions: Sequence[Leaf], has_object_leaves: bool) -> SharedLane | None:
     """The shared lane to the session that the ticket is of; None where the hub grants none."""
     attachment, connection = Attachment(), wire.connection
-    connection.on_close(attachment.close)
+    connection.on_close.append(attachment.close)
     try:
         attachment.open(connection.local_sockets, ticket)
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)

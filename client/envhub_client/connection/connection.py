@@ -352,8 +352,8 @@ class Connection:
         self.protocol.looked(now_s)
         try:
             if loss := self.protocol.loss(now_s):
-                if self._transport.denied:
-                    raise errors.of_hub(errors.AccessDenied(self._transport.denied), self.hub)
+                if denied := self._transport.refusals.denied:
+                    raise errors.of_hub(errors.AccessDenied(denied), self.hub)
                 if self.protocol.goodbye is not None:
                     self.fail(self.protocol.goodbye)
                 raise self._loss(loss)

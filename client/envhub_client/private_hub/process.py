@@ -111,16 +111,12 @@ class PrivateHub:
 
     @property
     def own(self) -> OwnHub:
-        return OwnHub(self.pidfd, self._sockets[0], self._sockets[1])
+        return OwnHub(self._pidfds[0], self._sockets[0], self._sockets[1])
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    @property
-    def pidfd(self) -> int:
-        return self._pidfds[0]
 
     @property
     def alive(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envhub import errors
 from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramOrigin
@@ -29,11 +29,13 @@ from envhub_client.connection.zeromq_transport import HEARTBEAT_MS, ZeroMqTransp
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
 from envhub_client.lanes.wire import WireLane
-from envhub_client.private_hub import program_hub
 from envhub_client.private_hub.program_environment import pickled_by_value_if_unimportable, program_environment
 from envhub_client.session.description import SessionDescription, Sizing, ValueCodec, describe
 from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.options import PRIVATE, SessionOptions
+
+if TYPE_CHECKING:
+    from envhub_client.private_hub.process import PrivateHub
 
 KILL_TIMEOUT_S = 2.0
 EXIT_S = 1.0  # for hubs that serve others, too, to end the sessions of a program that ends
@@ -179,6 +181,15 @@ class SessionMaker:
         for connection in self._connections:
             connection.close()
         self._connections.clear()
+
+
+def program_hub() -> PrivateHub:
+    if sys.platform == "linux":
+        from envhub_client.private_hub.process import private_hub
+
+        return private_hub()
+    else:  # noqa: RET505  # for mypy, which leaves out what is for another system
+        raise errors.HubUnreachable(errors.only_linux("a hub of the program's own"))
 
 
 def begun_connection(hub: str | Secret[str] | None, timeout: float, reconnect_timeout: float) -> Connection:

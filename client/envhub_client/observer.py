@@ -17,6 +17,7 @@ from envhub.values import codec, spaces
 from envhub_client.connection.connection import Connection
 from envhub_client.envs.observations import Observations
 from envhub_client.frames import hiding_frames
+from envhub_client.lanes.base import observed_arrays
 
 _COLOURS = {1: 0, 3: 2, 4: 6}  # by the number of channels, what PNG calls grey, RGB and RGBA
 
@@ -46,7 +47,6 @@ class Observer(AbstractContextManager["Observer"]):
         self._timeout = timeout
         try:
             first: Observed = self._ask(described=False).message
-            check_observed(first)
             space = spaces.build(codec.decode(first.observation_spaces[0]), spaces.SPACE_BYTES_MAX // first.num_envs)
         except (ValueError, IndexError) as error:
             connection.close()
@@ -69,7 +69,7 @@ class Observer(AbstractContextManager["Observer"]):
             SessionLost: the session has ended, or was taken over and goes by another token.
             HubTimeout, HubLost: as every question to a hub.
         """
-        return seen(self._ask(described=True), self._observations)
+        return seen(self._ask(described=True), self.num_envs, self._observations)
 
     def close(self) -> None:
         """Close the connection; the session does not notice."""
@@ -79,23 +79,13 @@ class Observer(AbstractContextManager["Observer"]):
         self.close()
 
 
-def seen(reply: Reply, observations: Observations) -> Seen:
+def seen(reply: Reply, num_envs: int, observations: Observations) -> Seen:
     observed: Observed = reply.message
     try:
-        check_observed(observed)
-        arrays = [
-            np.frombuffer(frame, leaf.dtype).reshape(observed.num_envs, *leaf.shape).copy()
-            for frame, leaf in zip(reply.frames, observations.leaves, strict=True)
-        ]
+        arrays = [*map(np.ndarray.copy, observed_arrays(reply, num_envs, observations.leaves))]
     except ValueError as error:
         raise RemoteProtocolError(f"what was observed does not fit the session: {error}") from error
     return Seen(observations.batch(arrays), np.array(observed.steps, np.int64), np.array(observed.given, np.bool_))
-
-
-def check_observed(observed: Observed) -> None:
-    counts = observed.num_envs, len(observed.steps), len(observed.given)
-    if len({*counts}) > 1:
-        raise ValueError(f"{counts[0]} envs, steps of {counts[1]} and flags of {counts[2]}")
 
 
 def token_bytes(token: str) -> bytes:

@@ -160,7 +160,7 @@ ROOMS = {
             *("connection", "envs", "federation", "recording", "session"),
             *("envhub.protocol", "envhub.transport", "envhub.values"),
         },
-        "observer.py": {"connection", "envs", "envhub.protocol", "envhub.values"},
+        "observer.py": {"connection", "envs", "lanes", "envhub.protocol", "envhub.values"},
         "option_keywords.py": {"session"},
     },
 }

@@ -557,7 +557,7 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
             SessionLost: the session has ended, or was taken over.
         """
         self._session.check_free("observe")
-        return seen(self._session.observe(), self._observations)
+        return seen(self._session.observe(), self.num_envs, self._observations)
 
     @exclusive
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:

@@ -14,7 +14,7 @@ from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Observe, Observed, Op, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import Batch, Lane
+from envhub_client.lanes.base import Batch, Lane, observed_arrays
 from envhub_client.session.maker import SessionMaker
 
 LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
@@ -57,17 +57,10 @@ class HubPart:
 
     def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
         """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
-        count, leaves = len(self.rows), self.lane.leaves
         try:
-            if (len(reply.message.steps), len(reply.message.given)) != (count, count):
-                raise ValueError("observations of other envs")
-            arrays = [
-                np.frombuffer(frame, leaf.dtype).reshape((count, *leaf.shape))
-                for frame, leaf in zip(reply.frames, leaves, strict=True)
-            ]
+            return reply.message, observed_arrays(reply, len(self.rows), self.lane.leaves)
         except ValueError as error:
             raise self.connection.breach(f"an OBSERVE reply does not fit the session: {error}") from error
-        return reply.message, arrays
 
 
 def reset_of(reset: Reset, rows: range) -> Reset | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Reset, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub.values.info_columns import Template
@@ -134,6 +135,15 @@ class HubLane(Lane, Protocol):
 
     def wait_call(self, timeout: float | None, decode: Decode) -> dict[int, Any]:
         """The decoded result of each row that was called; errors as for ``wait``. Where attributes are set, any."""
+
+
+def observed_arrays(reply: Reply, num_envs: int, leaves: Sequence[Leaf]) -> list[np.ndarray]:
+    """The envs' last observations in a reply to OBSERVE, an array for each leaf; ``ValueError`` for other envs."""
+    observed = reply.message
+    if {observed.num_envs, len(observed.steps), len(observed.given)} != {num_envs}:
+        raise ValueError(f"{observed.num_envs} envs, steps of {len(observed.steps)}, flags of {len(observed.given)}")
+    shaped = zip(reply.frames, leaves, strict=True)
+    return [np.frombuffer(frame, leaf.dtype).reshape(num_envs, *leaf.shape) for frame, leaf in shaped]
 
 
 def checked_item_sizes(

@@ -165,12 +165,10 @@ class PartsOpener:
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
 
     def _made(self, maker: SessionMaker) -> Made:
-        while True:
-            try:
+        while not self.stopped:
+            with suppress(errors.HubTimeout):
                 return maker.made(LOOK_S)
-            except errors.HubTimeout:
-                if self.stopped:
-                    raise errors.SessionLost("the envs are wanted no more") from None
+        raise errors.SessionLost("the envs are wanted no more")
 
     def end(
         self,

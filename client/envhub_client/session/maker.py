@@ -24,7 +24,7 @@ from envhub.protocol.validation import ORIGIN_CHARS_MAX
 from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub.values.compression import BYTE_NS, LIBRARIES, available
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.connection.connection import Connection, connect
 from envhub_client.connection.zeromq_transport import HEARTBEAT_MS, ZeroMqTransport
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
@@ -63,9 +63,8 @@ class SessionMaker:
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be
 
-    def make(self, timeout: float | None = None) -> HubLane:
+    def make(self, timeout: float) -> HubLane:
         """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do."""
-        timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
         private = program_hub() if self.hub is None else None
         try:
             made = self._made_on_hub(timeout)

@@ -20,7 +20,7 @@ from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, Set
 from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub.vector_errors import SessionBusy
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Decode, HubLane, Lane
@@ -178,7 +178,7 @@ class Session(VectorSession):
         address: str | Secret[str] | None,
         make: Make | Attach,
         options: SessionOptions,
-        timeout: float | None = None,
+        timeout: float = CONNECT_TIMEOUT_S,
     ) -> None:
         """Make a session, or take one over, for an object of this class; without an address on the private hub.
 

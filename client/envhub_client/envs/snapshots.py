@@ -117,10 +117,8 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         rows = sorted(checked_env_ids(env_ids, self.num_envs).tolist())
         try:
             (taken,) = self._ask("take", name, rows)
-        except Exception:  # nothing was taken
-            raise
-        except BaseException:  # an interrupt: the hub goes on
-            if name not in self._owned:
+        except BaseException as error:
+            if not isinstance(error, Exception) and name not in self._owned:  # an interrupt: the hub goes on
                 self._unreferenced.append(name)
             raise
         snapshot = taken._own(self)
@@ -170,10 +168,9 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         pairs = sorted(zip(rows, sources, strict=True))
         try:
             self._ask("restore", snapshot.name, [row for row, _ in pairs], [row for _, row in pairs])
-        except Exception:  # no env has changed
-            raise
-        except BaseException as error:  # an interrupt: the hub goes on
-            self._break_off(error)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: the hub goes on; else no env has changed
+                self._break_off(error)
             raise
         described = copy(snapshot)  # which does not keep the snapshot
         self.restored_from = {row: (described, source) for row, source in pairs}

@@ -10,11 +10,10 @@ from typing import TypeVar
 import numpy as np
 
 from envhub.errors import HubTimeout
-from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observe, Observed, Op, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
-from envhub_client.lanes.base import Batch, Lane, observed_arrays
+from envhub_client.lanes.base import Batch, Lane
 from envhub_client.session.maker import SessionMaker
 
 LOOK_S = 0.25  # between looks at whether a hub is out of reach, or what it does is wanted no more
@@ -51,16 +50,6 @@ class HubPart:
             groups=[group._replace(rows=group.rows + first) for group in batch.groups],
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )
-
-    def ask_observed(self) -> None:
-        self.connection.send(Op.OBSERVE, Observe(self.connection.protocol.token, described=True), keep=True)
-
-    def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
-        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
-        try:
-            return reply.message, observed_arrays(reply, len(self.rows), self.lane.leaves)
-        except ValueError as error:
-            raise self.connection.breach(f"an OBSERVE reply does not fit the session: {error}") from error
 
 
 def reset_of(reset: Reset, rows: range) -> Reset | None:

@@ -14,7 +14,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from envhub import errors
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observed, Op, SetAttr, SnapshotRequest
+from envhub.protocol.messages import Call, Observe, Observed, Op, SetAttr, SnapshotRequest
 from envhub.protocol.prelude import Frame
 from envhub.transport.address import written
 from envhub_client.connection.connection import Connection
@@ -26,7 +26,7 @@ from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.part import HubPart, call_of, set_attr_of
 from envhub_client.federation.rebuild import PartRebuilder
 from envhub_client.frames import hide_frames
-from envhub_client.lanes.base import Decode, HubLane
+from envhub_client.lanes.base import Decode, HubLane, observed_arrays
 from envhub_client.session.description import SessionDescription, Sizing
 from envhub_client.session.pending import InUse, PendingRequest
 from envhub_client.session.session import VectorSession, detach
@@ -152,7 +152,7 @@ class FederatedSession(VectorSession):
     def observe(self) -> Reply:
         parts = self.lane.present_parts()
         with self._request.given_up_at_error():
-            self._request.begin(parts, HubPart.ask_observed, partial(_observed, self.lane))
+            self._request.begin(parts, _ask_observed, partial(_observed, self.lane))
             observed = self._request.results(None)
         arrays = [np.concatenate(leaf) for leaf in zip(*(arrays for _, arrays in observed), strict=True)]
         self.lane.put_earlier(arrays)
@@ -178,8 +178,16 @@ class FederatedSession(VectorSession):
             self._end_once_finished(finish, terminate, deadline)
 
 
+def _ask_observed(part: HubPart) -> None:
+    part.connection.send(Op.OBSERVE, Observe(part.connection.protocol.token, described=True), keep=True)
+
+
 def _observed(lane: FederatedLane, part: HubPart, timeout: float | None) -> tuple[Observed, list[np.ndarray]]:
-    return part.observed(lane.while_in_reach(part, timeout, part.connection.result))
+    reply = lane.while_in_reach(part, timeout, part.connection.result)
+    try:
+        return reply.message, observed_arrays(reply, len(part.rows), part.lane.leaves)
+    except ValueError as error:
+        raise part.connection.breach(f"an OBSERVE reply does not fit the session: {error}") from error
 
 
 def _lost(lane: FederatedLane, part: HubPart, loss: errors.EnvHubError) -> NoReturn:

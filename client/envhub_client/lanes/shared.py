@@ -234,22 +234,19 @@ class SharedLane:
         self._unrung = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        driver, deadline = self._driver, None if timeout is None else Deadline(timeout)
         try:
-            return self._wait_rows(min_envs, timeout)
+            with self._connection.in_use:
+                self._await(deadline, lambda: driver.done() >= min_envs)
+                env_ids, raised = driver.ready()
+                if raised is not None:
+                    self._ask_hub([raised], deadline)
+                small, large = driver.infos(env_ids)
+                rows, columns = self._with_large([*small.items()], self._arena.columns(env_ids), large, deadline)
+                return Batch(*driver.results(env_ids), rows, self._wire.templates.read(columns, deadline), env_ids)
         except SESSION_FAILS as error:
             error.env_ids = np.flatnonzero(self.are_outstanding).tolist()
             raise
-
-    def _wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        with self._connection.in_use:
-            driver, deadline = self._driver, None if timeout is None else Deadline(timeout)
-            self._await(deadline, lambda: driver.done() >= min_envs)
-            env_ids, raised = driver.ready()
-            if raised is not None:
-                self._ask_hub([raised], deadline)
-            small, large = driver.infos(env_ids)
-            rows, columns = self._with_large([*small.items()], self._arena.columns(env_ids), large, deadline)
-            return Batch(*driver.results(env_ids), rows, self._wire.templates.read(columns, deadline), env_ids)
 
     def done_rows(self, min_envs: int = 1) -> int:
         with self._connection.in_use:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from envhub_client.envs.vector_env import HubVectorEnv
-    from envhub_client.frame_image import Frame
     from envhub_client.make import EnvLike
-    from envhub_client.observer import Observer
+    from envhub_client.observer import Frame, Observer
     from envhub_client.option_keywords import ClientKeywords
 
 _SECONDS = (int, float)
@@ -165,7 +164,7 @@ class Client(AbstractContextManager["Client"]):
         Raises:
             RequestRefused: the env draws nothing, or it is busy.
         """
-        from envhub_client.frame_image import Frame
+        from envhub_client.observer import Frame
 
         reply = self._order("frame", session, env=env)
         return Frame.of_row(reply.message.rows[0], reply.frames)

@@ -1,8 +1,10 @@
-"""Keyword arguments that no function takes, and the ones that were meant."""
+"""Checks of arguments: values that are none, keywords that no function takes, and the ones that were meant."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -23,6 +25,29 @@ _GYMNASIUMS = {
 
 # How Python says it of functions written in Python, and of those written in C.
 _REFUSED = re.compile(r"got an unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
+
+
+def check(is_right: bool, name: str, wanted: str, value: object, error: type[Exception] = ValueError) -> None:
+    """Refuse this value of an argument unless it is right; the text says what is wanted."""
+    if not is_right:
+        raise error(f"{name} must be {wanted}, got {brief(value)}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+    """Refuse a value that is none of these."""
+    *others, last = map(repr, choices)
+    check(value in choices, name, f"{', '.join(others)} or {last}", value)
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """The value as an int, also of a number of NumPy; ``TypeError`` for any other, ``ValueError`` below ``least``."""
+    number = None
+    with contextlib.suppress(TypeError):
+        number = operator.index(value)
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {brief(value)}")
+    check(least is None or number >= least, name, f"at least {least}", number)
+    return number
 
 
 def fields_of(kind: type[Options], arguments: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -49,8 +74,8 @@ WrapperLike = str | type | functools.partial[Any] | tuple[Any, dict[str, Any]]
 
 def named_wrappers(wrappers: Sequence[WrapperLike]) -> tuple[list[str], list[dict[str, Any]]]:
     """The entry points, as ``module:Class``, and the keyword arguments of these wrappers."""
-    if isinstance(wrappers, (str, type)) or not isinstance(wrappers, Sequence):
-        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {brief(wrappers, 100)}")
+    is_list = isinstance(wrappers, Sequence) and not isinstance(wrappers, str)
+    check(is_list, "wrappers", f"a list, such as [{_text(wrappers)}]", wrappers, TypeError)
     each = [_named(wrapper) for wrapper in wrappers]
     return [entry for entry, _ in each], [arguments for _, arguments in each]
 

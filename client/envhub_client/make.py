@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -29,7 +28,7 @@ from envhub_client.envs.vector_env import HubVectorEnv
 from envhub_client.federation.opener import PartsOpener
 from envhub_client.federation.session import FederatedSession
 from envhub_client.frames import hiding_frames
-from envhub_client.keywords import WrapperLike, fields_of, hint_of, named_wrappers, refused_keyword
+from envhub_client.keywords import WrapperLike, check, fields_of, hint_of, named_wrappers, refused_keyword, whole_number
 from envhub_client.option_keywords import EnvKeywords, SessionKeywords
 from envhub_client.record_options import RecordOptions
 from envhub_client.session.factories import Factory, checked_factories, make_of_factories
@@ -157,12 +156,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         ModuleNotFoundError: with ``record``, Minari, or PyAV for films, is not installed.
         Exception: what an env's constructor raised, as its own class or as ``EnvRaised``.
     """
-    num_envs = _checked_num_envs(num_envs)
+    num_envs = whole_number("num_envs", num_envs, 1)
     hubs = _guarded(hub)
     if isinstance(env, str) and "://" in env:  # which may have a key in it
         raise AddressError("env is an address, where an env's id or a factory is wanted; name a hub by hub=")
-    if not isinstance(vector, bool):
-        raise TypeError(f"vector must be True or False, got {brief(vector)}")
+    check(isinstance(vector, bool), "vector", "True or False", vector, TypeError)
     fault_options, others = fields_of(FaultOptions, kwargs)
     hosting_options, arguments = fields_of(HostingOptions, others)
     stepping = num_workers, autoreset_mode, observation_mode, copy, lane, spin_us, pin, compression
@@ -170,8 +168,8 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     options = SessionOptions(*stepping, *keeping)  # type: ignore[arg-type]  # they accept the mode's value, too
     each: Sequence[dict[str, Any]] = ()
     if env_kwargs is not None and not isinstance(env_kwargs, dict):
-        if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(one, dict) for one in env_kwargs):
-            raise TypeError(f"env_kwargs must be a dict, or a list with one for each env, got {brief(env_kwargs, 100)}")
+        is_list = isinstance(env_kwargs, (list, tuple)) and all(isinstance(one, dict) for one in env_kwargs)
+        check(is_list, "env_kwargs", "a dict, or a list with one for each env", env_kwargs, TypeError)
         each, env_kwargs = [{**arguments, **one} for one in env_kwargs], None
         if num_envs not in (1, len(each)) or not each:
             raise ValueError(f"num_envs={num_envs} and env_kwargs of {len(each)} envs")
@@ -185,8 +183,11 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
     if not isinstance(env, (str, EnvSpec)):
         if wrappers:
             raise TypeError("wrappers are for envs by id: wrap in the factory, such as lambda: Wrapper(gym.make(...))")
-        factories = _with_arguments(env, num_envs, each or [arguments])
-        return _by_factories(factories, num_envs, hubs, options, vector)
+        if vector and not callable(env):
+            raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {brief(env)}")
+        factories = _factories(env, num_envs, each or [arguments])
+        origin = Origin(factories[:1] if callable(env) and len(each) < 2 else factories)
+        return _vector_env(hubs, partial(_of_factories, factories, vector), len(factories), options, origin)
     hubs = hubs or addresses.address_of_environment()
     try:
         return _by_name(env, num_envs, hubs, options, arguments, each, vector, wrapping)
@@ -199,31 +200,22 @@ def make_vec(  # noqa: PLR0913  each is what one user wants, and none of them is
         raise TypeError(f"neither make_vec nor the env takes {name!r}{question} The env: {error}") from error
 
 
-def _checked_num_envs(num_envs: SupportsIndex) -> int:
-    try:
-        count = operator.index(num_envs)
-    except TypeError:
-        raise TypeError(f"num_envs must be a whole number, got {brief(num_envs)}") from None
-    if count < 1:
-        raise ValueError(f"num_envs must be at least 1, got {count}")
-    return count
-
-
-def _with_arguments(
-    env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]
-) -> Factory | Sequence[Factory]:
-    if not any(each):
-        return env
-    if callable(env) and len(each) == 1:
-        return _partial(env, each[0])
-    factories = [env] * len(each) if callable(env) else checked_factories(env)
-    each = list(each) * (len(factories) if len(each) == 1 else 1)
-    if len(factories) != len(each):
+def _factories(env: Factory | Sequence[Factory], num_envs: int, each: Sequence[dict[str, Any]]) -> list[Factory]:
+    """A factory for each env, with its arguments; the same one for all that have the same ones."""
+    if callable(env):
+        return [_partial(env, one) for one in each] if len(each) > 1 else [_partial(env, each[0])] * num_envs
+    factories = checked_factories(env)
+    if len(each) not in (1, len(factories)):
         raise ValueError(f"{len(factories)} factories and env_kwargs of {len(each)} envs")
+    if num_envs not in (1, len(factories)):
+        raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
+    each = [*each] * (len(factories) if len(each) == 1 else 1)
     return [_partial(factory, one) for factory, one in zip(factories, each, strict=True)]
 
 
 def _partial(factory: Factory, arguments: dict[str, Any]) -> Factory:
+    if not arguments:
+        return factory
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # it has no signature, as some of C: it will tell
@@ -293,23 +285,6 @@ def _wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
             f"the spec does not say how {wrapper.name} was made: it extends no gymnasium.utils.RecordConstructorArgs"
         )
     return dict(wrapper.kwargs)
-
-
-def _by_factories(
-    env: Factory | Sequence[Factory],
-    num_envs: int,
-    hubs: Hubs | None,
-    options: SessionOptions,
-    vector: bool,
-) -> HubVectorEnv:
-    """Envs of these factories; with ``vector`` a vector env that each worker makes by ``env(num_envs=...)``."""
-    if vector and not callable(env):
-        raise TypeError(f"vector=True takes an id, or one function that takes num_envs, got {brief(env, 100)}")
-    factories = [env] * num_envs if callable(env) else checked_factories(env)
-    if num_envs not in (1, len(factories)):
-        raise ValueError(f"num_envs={num_envs} and {len(factories)} factories")
-    make, origin = partial(_of_factories, factories, vector), Origin([env] if callable(env) else factories)
-    return _vector_env(hubs, make, len(factories), options, origin)
 
 
 def _of_factories(factories: Sequence[Factory], vector: bool, rows: range) -> Make:

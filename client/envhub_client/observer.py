@@ -1,7 +1,10 @@
-"""Observing a session that another process holds: what its envs showed last, without a change to them."""
+"""Observing a session that another process holds: what its envs showed last, or draw now, without a change to them."""
 
 from __future__ import annotations
 
+import struct
+import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
@@ -14,6 +17,9 @@ from envhub.values import codec, spaces
 from envhub_client.connection.connection import Connection
 from envhub_client.envs.observations import Observations
 from envhub_client.frames import hiding_frames
+from envhub_client.lanes.base import observed_arrays
+
+_COLOURS = {1: 0, 3: 2, 4: 6}  # by the number of channels, what PNG calls grey, RGB and RGBA
 
 
 class Seen(NamedTuple):
@@ -41,7 +47,6 @@ class Observer(AbstractContextManager["Observer"]):
         self._timeout = timeout
         try:
             first: Observed = self._ask(described=False).message
-            check_observed(first)
             space = spaces.build(codec.decode(first.observation_spaces[0]), spaces.SPACE_BYTES_MAX // first.num_envs)
         except (ValueError, IndexError) as error:
             connection.close()
@@ -64,7 +69,7 @@ class Observer(AbstractContextManager["Observer"]):
             SessionLost: the session has ended, or was taken over and goes by another token.
             HubTimeout, HubLost: as every question to a hub.
         """
-        return seen(self._ask(described=True), self._observations)
+        return seen(self._ask(described=True), self.num_envs, self._observations)
 
     def close(self) -> None:
         """Close the connection; the session does not notice."""
@@ -74,23 +79,13 @@ class Observer(AbstractContextManager["Observer"]):
         self.close()
 
 
-def seen(reply: Reply, observations: Observations) -> Seen:
+def seen(reply: Reply, num_envs: int, observations: Observations) -> Seen:
     observed: Observed = reply.message
     try:
-        check_observed(observed)
-        arrays = [
-            np.frombuffer(frame, leaf.dtype).reshape(observed.num_envs, *leaf.shape).copy()
-            for frame, leaf in zip(reply.frames, observations.leaves, strict=True)
-        ]
+        arrays = [*map(np.ndarray.copy, observed_arrays(reply, num_envs, observations.leaves))]
     except ValueError as error:
         raise RemoteProtocolError(f"what was observed does not fit the session: {error}") from error
     return Seen(observations.batch(arrays), np.array(observed.steps, np.int64), np.array(observed.given, np.bool_))
-
-
-def check_observed(observed: Observed) -> None:
-    counts = observed.num_envs, len(observed.steps), len(observed.given)
-    if len({*counts}) > 1:
-        raise ValueError(f"{counts[0]} envs, steps of {counts[1]} and flags of {counts[2]}")
 
 
 def token_bytes(token: str) -> bytes:
@@ -105,3 +100,33 @@ def token_bytes(token: str) -> bytes:
         )
         raise ValueError(text)
     return parsed
+
+
+class Frame(NamedTuple):
+    """A picture of an env."""
+
+    pixels: np.ndarray  # bytes of shape (height, width, channels), of 1, 3 or 4 channels
+    source: str  # "render", or "observation" of an env that draws no frames
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any], frames: Sequence[Any]) -> Frame:
+        """The frame in a hub's answer; raises ``RemoteProtocolError``."""
+        try:
+            pixels = np.frombuffer(frames[0], np.uint8).reshape(row["shape"])
+            if pixels.ndim != 3 or pixels.shape[2] not in _COLOURS or not pixels.size:
+                raise ValueError(f"a frame of shape {pixels.shape}")
+            return cls(pixels, str(row["source"]))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the hub sent what is no frame: {error}") from error
+
+    def png(self) -> bytes:
+        """The frame as a PNG file."""
+        height, width, channels = self.pixels.shape
+        lines = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+        lines[:, 1:] = self.pixels.reshape(height, -1)
+        header = struct.pack(">IIBBBBB", width, height, 8, _COLOURS[channels], 0, 0, 0)
+        chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
+        return b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            for kind, data in chunks
+        )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from envhub.errors import brief
+from envhub_client.keywords import check, check_choice, whole_number
 
 GIB = 1 << 30
 
@@ -45,8 +45,7 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         """Check what does not depend on the envs, and take numbers of NumPy as ints, which can be written as JSON."""
-        if not isinstance(self.folder, (str, os.PathLike)):
-            raise TypeError(f"folder must be a path, got {brief(self.folder)}")
+        check(isinstance(self.folder, (str, os.PathLike)), "folder", "a path", self.folder, TypeError)
         folder = os.fsdecode(self.folder)
         if not folder:
             raise ValueError('folder is empty; "." is the working directory')
@@ -54,36 +53,23 @@ class RecordOptions:
             raise ValueError("folder must be a path, and is a URL")
         if "\0" in folder:
             raise ValueError(f"folder has a null character: {brief(folder)}")
-        if self.only not in ("all", "failed"):
-            raise ValueError(f"only must be 'all' or 'failed', got {brief(self.only)}")
+        check_choice("only", self.only, ("all", "failed"))
         for name in ("env_ids", "film"):
             if (numbers := getattr(self, name)) is not None:
-                if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
-                    raise TypeError(f"{name} must be numbers of envs, such as [0, 1], got {brief(numbers)}")
-                object.__setattr__(self, name, tuple(_whole(f"each of {name}", number) for number in numbers))
+                are_many = hasattr(numbers, "__iter__") and not isinstance(numbers, str)
+                check(are_many, name, "numbers of envs, such as [0, 1]", numbers, TypeError)
+                object.__setattr__(self, name, tuple(whole_number(f"each of {name}", number) for number in numbers))
         for name in ("every", "bytes_max", "episodes_max", "folder_bytes_max", "queue_bytes"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
 
     def chosen(self, num_envs: int) -> list[int]:
         """The envs that are recorded, ascending."""
         chosen = sorted({*range(num_envs)} if self.env_ids is None else {*self.env_ids})
-        if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_envs:
-            raise ValueError(f"env_ids must be numbers from 0 to {num_envs - 1}, got {brief(self.env_ids)}")
+        are_known = bool(chosen) and 0 <= chosen[0] <= chosen[-1] < num_envs
+        check(are_known, "env_ids", f"numbers from 0 to {num_envs - 1}", self.env_ids)
         if strange := {*self.film} - {*chosen}:
             raise ValueError(f"film has envs that are not recorded: {sorted(strange)}")
         return chosen
-
-
-def _whole(name: str, number: Any) -> int:
-    text = f"{name} must be a whole number, got {brief(number)}"
-    if isinstance(number, bool):
-        raise TypeError(text)
-    try:
-        return operator.index(number)
-    except TypeError as error:
-        raise TypeError(text) from error
 
 
 class Recorded(NamedTuple):

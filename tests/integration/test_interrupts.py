@@ -21,6 +21,7 @@ from chaos.chaos_proxy import proxy
 from chaos.interrupts import Interrupt, Places
 from envhub_client.connection.connection import Connection, connect
 from envhub_client.connection.local_sockets import OwnHub
+from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from hubs import ServedHub, interrupted_after, signalled_in_a_wait, stopped, wait_until, worker_processes
 
 import envhub
@@ -170,12 +171,12 @@ def test_interrupt_anywhere_in_connecting_leaves_no_descriptor(hub: ServedHub, i
     path = hub.ipc.removeprefix("ipc://")
     own = OwnHub(os.pidfd_open(hub.process.pid), os.open(path, os.O_PATH), os.open(f"{path}.side", os.O_PATH))
     known = own if is_own else None
-    places.during(lambda: connect(hub.ipc, own=known)).close()
+    places.during(lambda: Connection(ZeroMqTransport(hub.ipc, known)).await_hub()).close()
     gc.collect()
     before = descriptors()
     for place in places.found:
         interrupt = Interrupt(1, place)
-        connection = interrupt.during(lambda: connect(hub.ipc, own=known))
+        connection = interrupt.during(lambda: Connection(ZeroMqTransport(hub.ipc, known)).await_hub())
         if connection is not None:
             connection.close()
         del connection

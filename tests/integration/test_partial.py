@@ -156,7 +156,7 @@ def test_interrupted_send_costs_no_result_of_others_and_is_done_once_or_never(
             raise KeyboardInterrupt
 
         lane = envs._session.lane
-        target = (lane._driver, "post_rows") if lane.name == "shared" else (lane._connection._transport, "send")
+        target = (lane._driver, "post_rows") if lane.name == "shared" else (lane.connection._transport, "send")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(*target, interrupt)
             envs.send([7], [2])

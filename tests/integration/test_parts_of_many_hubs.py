@@ -32,7 +32,7 @@ def made(hubs: list[str]) -> envhub.HubVectorEnv:
 
 def token_of(envs: envhub.HubVectorEnv, env: int) -> str:
     """The token of the session that has this env."""
-    token: bytes = envs._session._lane.parts[env // SPLIT[0]].connection.protocol.token
+    token: bytes = envs._session.lane.parts[env // SPLIT[0]].connection.protocol.token
     return token.hex()
 
 
@@ -56,7 +56,7 @@ def test_rows_of_other_hubs_cycle_while_those_of_one_sleep(
         envs.reset()
 
         def park_if_asked(descriptors: Sequence[int], seconds: float) -> None:
-            for part in envs._session._lane._outstanding_parts():
+            for part in envs._session.lane._outstanding_parts():
                 assert lanes == "shared" or part.connection.protocol.receives, "a wait for a hub that was not asked"
             park(descriptors, seconds)
 

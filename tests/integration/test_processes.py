@@ -18,7 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 import sims
-from envhub_client.connection.connection import connect
+from envhub_client.connection.connection import Connection
+from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_server.network.connections import silent_s
 from envhub_server.processes.interpreter import ZygoteProcess
@@ -181,7 +182,7 @@ def test_private_hub_starts_in_a_folder_with_a_longer_path_than_a_socket_may_hav
     hub.start()
     try:
         assert not [*folder.iterdir()]
-        with closing(connect(hub.address, own=hub.own)) as connection:
+        with closing(Connection(ZeroMqTransport(hub.address, hub.own)).await_hub()) as connection:
             assert connection.welcome.private
     finally:
         hub.stop()

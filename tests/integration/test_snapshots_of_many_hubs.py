@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from chaos.interrupts import Interrupt
-from envhub_client.federation.snapshots import JointSnapshots
+from envhub_client.federation.session import JointSnapshots
 from hubs import ServedHub, below, wait_until
 from several_hubs import SeveralHubs, fixtures
 from snapshot_sims import wander

@@ -160,7 +160,7 @@ ROOMS = {
             *("connection", "envs", "federation", "recording", "session"),
             *("envhub.protocol", "envhub.transport", "envhub.values"),
         },
-        "observer.py": {"connection", "envs", "envhub.protocol", "envhub.values"},
+        "observer.py": {"connection", "envs", "lanes", "envhub.protocol", "envhub.values"},
         "option_keywords.py": {"session"},
     },
 }
@@ -291,16 +291,16 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
-    "client/envhub_client": (1255, 10),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
-    "client/envhub_client/connection": (1700, 7),  # waits for the window; snapshots; has files of sockets, by itself
-    "client/envhub_client/envs": (1938, 8),  # a missing result of a call is a breach; snapshots
-    "client/envhub_client/federation": (2142, 10),  # snapshots
-    "client/envhub_client/frameworks": (1380, 8),  # snapshots; 18 say what is left of retired names
-    "client/envhub_client/lanes": (1144, 5),  # times steps; posts resets and calls in shared memory, past the hub
-    "client/envhub_client/private_hub": (366, 3),
-    "client/envhub_client/recording": (1052, 4),  # snapshots
-    "client/envhub_client/session": (1429, 7),  # sessions that a program leaves open at its end; snapshots
-    "client/envhub_client/tools": (945, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
+    "client/envhub_client": (1214, 9),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
+    "client/envhub_client/connection": (1668, 7),  # waits for the window; snapshots; has files of sockets, by itself
+    "client/envhub_client/envs": (1923, 8),  # a missing result of a call is a breach; snapshots
+    "client/envhub_client/federation": (2064, 8),  # snapshots
+    "client/envhub_client/frameworks": (1378, 8),  # snapshots; 18 say what is left of retired names
+    "client/envhub_client/lanes": (1092, 5),  # times steps; posts resets and calls in shared memory, past the hub
+    "client/envhub_client/private_hub": (328, 3),
+    "client/envhub_client/recording": (1046, 4),  # snapshots
+    "client/envhub_client/session": (1357, 7),  # sessions that a program leaves open at its end; snapshots
+    "client/envhub_client/tools": (931, 6),  # columns of sessions and slow requests; `envhub top`, printed and live
     # minari.py says what is left of it; action_chunk.py; diagnosis.py finds trouble; log file; variables of options
     "envhub": (1708, 18),  # snapshots
     "envhub/arena": (746, 4),  # times of steps; large infos of numbers; one row alone is observed
@@ -313,17 +313,17 @@ BUDGETS = {
     "envhub/transport": (700, 5),  # an address says whether its bytes cost
     "envhub/values": (2105, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
-    "server/envhub_server": (1954, 10),
-    "server/envhub_server/catalog": (738, 4),
-    "server/envhub_server/hub": (3630, 12),  # slow requests; table of sessions; actions on workers; snapshots
-    "server/envhub_server/ipc": (1224, 7),  # slow requests; frames; trials of envs; snapshots
+    "server/envhub_server": (1944, 10),
+    "server/envhub_server/catalog": (733, 4),
+    "server/envhub_server/hub": (3620, 12),  # slow requests; table of sessions; actions on workers; snapshots
+    "server/envhub_server/ipc": (1194, 7),  # slow requests; frames; trials of envs; snapshots
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
-    "server/envhub_server/network": (2305, 10),  # who acts; restarts by order
-    "server/envhub_server/processes": (1575, 6),  # reads stacks of workers that run; snapshots
-    "server/envhub_server/session": (3501, 12),  # SENDs that wait; ordered restarts; snapshots
+    "server/envhub_server/network": (2298, 10),  # who acts; restarts by order
+    "server/envhub_server/processes": (1565, 6),  # reads stacks of workers that run; snapshots
+    "server/envhub_server/session": (3497, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots; verbs by fewer calls
-    "server/envhub_server/worker": (5850, 23),
-    "server/envhub_server/web": (1240, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
+    "server/envhub_server/worker": (5847, 23),
+    "server/envhub_server/web": (1230, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 
 

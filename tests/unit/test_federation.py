@@ -14,9 +14,15 @@ import pytest
 from chaos.interrupts import Interrupt, Places
 from envhub_client.federation.lane import FederatedLane
 from envhub_client.federation.lost_part import LostPart, LostRows
-from envhub_client.federation.opener import check_agreement, check_distinct
+from envhub_client.federation.opener import (
+    check_agreement,
+    check_distinct,
+    checked_split,
+    divided,
+    placed,
+    processes_of,
+)
 from envhub_client.federation.part import SILENCE_S_MIN, HubPart, call_of, out_of_band_of, reset_of, set_attr_of
-from envhub_client.federation.placement import Room, checked_split, divided, placed, processes_of
 from envhub_client.federation.rebuild import Rebuild
 from envhub_client.lanes.base import Batch
 from envhub_client.session.options import SessionOptions
@@ -34,18 +40,23 @@ from envhub.errors import (
     RestartsExhausted,
     ended_by,
 )
-from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.protocol.messages import Call, Capacity, Reset, SetAttr, pack_rows, unpack_rows
 from envhub.values import codec
 from envhub.values.leaf import Leaf
 
 # --- placement --------------------------------------------------------------------------------------------------------
 
+
+def room(cpus: Any, cpus_free: Any, envs_free: int | None) -> Capacity:
+    return Capacity(cpus, cpus_free, envs_free, None)
+
+
 cpus = st.integers(0, 12).map(float)
-rooms = st.lists(st.builds(Room, cpus, cpus, st.none() | st.integers(0, 12)), min_size=1, max_size=6)
+rooms = st.lists(st.builds(room, cpus, cpus, st.none() | st.integers(0, 12)), min_size=1, max_size=6)
 
 
 @given(st.integers(1, 40), rooms)
-def test_all_envs_are_placed_within_the_limits(num_envs: int, hubs: list[Room]) -> None:
+def test_all_envs_are_placed_within_the_limits(num_envs: int, hubs: list[Capacity]) -> None:
     most = [num_envs if hub.envs_free is None else hub.envs_free for hub in hubs]
     if sum(min(num_envs, each) for each in most) < num_envs:
         with pytest.raises(ValueError, match=f"{num_envs} envs are wanted"):
@@ -59,7 +70,7 @@ def test_all_envs_are_placed_within_the_limits(num_envs: int, hubs: list[Room]) 
 @given(st.integers(1, 40), st.lists(cpus, min_size=1, max_size=6))
 @example(3, [0.0, 0.0])
 def test_envs_are_on_as_few_hubs_as_have_free_cpus(num_envs: int, free: list[float]) -> None:
-    counts = placed(num_envs, [Room(16.0, each, None) for each in free])
+    counts = placed(num_envs, [room(16.0, each, None) for each in free])
     used = sum(map(bool, counts))
     sums = [*accumulate(sorted(free, reverse=True))]
     if sums[-1] >= num_envs:
@@ -72,11 +83,11 @@ def test_envs_are_on_as_few_hubs_as_have_free_cpus(num_envs: int, free: list[flo
 
 
 def test_envs_are_divided_by_free_cpus() -> None:
-    assert placed(8, [Room(4, 4, None), Room(16, 12, None)]) == [0, 8]
-    assert placed(16, [Room(4, 4, None), Room(16, 12, None)]) == [4, 12]
-    assert placed(32, [Room(4, 4, None), Room(16, 12, None)]) == [8, 24]
-    assert placed(6, [Room(4, 0, None), Room(8, 0, None)]) == [2, 4]
-    assert placed(6, [Room(4, 4, 1), Room(8, 2, None)]) == [1, 5]
+    assert placed(8, [room(4, 4, None), room(16, 12, None)]) == [0, 8]
+    assert placed(16, [room(4, 4, None), room(16, 12, None)]) == [4, 12]
+    assert placed(32, [room(4, 4, None), room(16, 12, None)]) == [8, 24]
+    assert placed(6, [room(4, 0, None), room(8, 0, None)]) == [2, 4]
+    assert placed(6, [room(4, 4, 1), room(8, 2, None)]) == [1, 5]
 
 
 @given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=5))
@@ -517,12 +528,12 @@ def test_end_of_a_session_is_the_result_of_its_rows_in_the_whole_batch(error: En
 def test_step_raises_that_envs_were_not_made_again_before_other_hubs_step(patience_s: float) -> None:
     failing = threading.Event()
 
-    def remake(rebuild: Rebuild) -> list[Any]:
+    def remake() -> list[Any]:
         assert failing.wait(10)
         raise LOSS
 
     lost, other = Lost(), OneHub(0.0)
-    lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda _: None)
+    lost.lane.rebuild = rebuild = Rebuild(LOSS, patience_s, remake, lambda: None)
     lost.lane._lane_of = lambda _: lost.hub  # type: ignore[assignment, return-value]
     lane = lane_of(other, lost.lane, recovery=RECOVERY)
     lane._has_lost = True
@@ -655,7 +666,7 @@ class InterruptInThreading(Interrupt):
 
 def test_interrupt_anywhere_in_the_wait_for_rows_comes_out_as_one() -> None:
     may_end = threading.Event()
-    rebuild = Rebuild(LOSS, 0.0, lambda _: [may_end.wait(30)], lambda _: None)  # type: ignore[list-item]
+    rebuild = Rebuild(LOSS, 0.0, lambda: [may_end.wait(30)], lambda: None)  # type: ignore[list-item]
     assert not rebuild.wait(0)
     places = PlacesOfThreading()
     places.during(lambda: rebuild.wait(0.01))

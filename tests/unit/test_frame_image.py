@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envhub_client.frame_image import Frame
+from envhub_client.observer import Frame
 from envhub_server.hub.operations import as_image
 from PIL import Image
 

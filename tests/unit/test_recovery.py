@@ -137,7 +137,7 @@ class Hubs:
         return HubPart("hub", range(ROWS), maker, self.now)  # type: ignore[arg-type]
 
     def rebuild(self, lost: HubPart, gone: Sequence[HubPart], loss: EnvHubError) -> Rebuild:
-        return Rebuild(loss, float("inf"), lambda _: [self._made(loss)], lambda _: None)
+        return Rebuild(loss, float("inf"), lambda: [self._made(loss)], lambda: None)
 
     def workers_of(self, part: HubPart) -> int | None:
         return self.workers

@@ -66,7 +66,7 @@ EMPTY = Reply(Op.SEND, Done(), [])
 
 
 def sending(hub: Hub, *parts: Sequence[int]) -> WireLane:
-    lane = WireLane(hub, InfoTemplates(hub), 3, [Leaf("<f8", (1,))], copy=True)  # type: ignore[arg-type]
+    lane = WireLane(hub, 3, [Leaf("<f8", (1,))], copy=True)  # type: ignore[arg-type]
     for rows in parts:
         lane.begin_rows(np.array(rows), b"c", [np.array(rows)])
     return lane

@@ -22,7 +22,6 @@ from envhub.protocol.messages import Collect, Failure, Hello, Op, Welcome
 from envhub.protocol.validation import HUB_NAME_CHARS_MAX, MESSAGE_BYTES_MIN, ROWS_MAX
 from envhub.secret import Secret
 from envhub_client.connection.failures import UserReports, raise_failure
-from envhub_client.connection.local_sockets import OwnHub
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.deadline import Deadline, no_reply
 
@@ -170,8 +169,8 @@ class Connection:
         self._pid = os.getpid()
         self.sent_ns = self.check_ns = 0  # of the last request, and when ``check`` is due
         self._suspected_s = math.inf  # when the hub seemed out of reach first
-        self._closers: list[Callable[[], None]] = []
-        self._looks: list[Callable[[], None]] = []
+        self.on_close: list[Callable[[], None]] = []  # called when it is closed, in its own process; the last one first
+        self.on_idle: list[Callable[[], None]] = []  # called each ``CHECK_S`` by the keep-alive thread, unless in use
         self._end: Exception | None = None  # the reason why the last request is pending no more and has no reply
         self.protocol = ClientProtocol(token, reconnect_timeout)  # only this class and the transport change it
         self.reports = UserReports(self.address, self.protocol)
@@ -210,10 +209,6 @@ class Connection:
             raise
         self.reports.tried = f"for reconnect_timeout={self.protocol.reconnect_s:g} s"
         return self
-
-    @property
-    def received_ns(self) -> int:
-        return self._transport.received_ns
 
     @property
     def descriptors(self) -> Sequence[int]:
@@ -288,7 +283,10 @@ class Connection:
                     raise errors.of_hub(errors.HubTimeout(no_reply([self.address], timeout)), self.hub)
 
     def result(self, timeout: float | None = None) -> Reply:
-        return self._unless_failed(self.wait(timeout))
+        reply = self.wait(timeout)
+        if isinstance(reply.message, Failure):
+            self.fail(reply.message)
+        return reply
 
     def await_room(self) -> None:
         """Wait until the hub takes a further SEND, RECEIVE or TEMPLATES."""
@@ -299,11 +297,6 @@ class Connection:
         """Wait until there is a reply to SEND or RECEIVE that was not taken."""
         if not self.protocol.received:
             self.wait(timeout, lambda: self.protocol.received)
-
-    def _unless_failed(self, reply: Reply) -> Reply:
-        if isinstance(reply.message, Failure):
-            self.fail(reply.message)
-        return reply
 
     def _send_pending(self, now_s: float) -> None:
         for frames in self.protocol.tick(now_s):
@@ -331,7 +324,7 @@ class Connection:
     def _keep_alive(self) -> None:
         if self._transport.closed:
             return
-        for look in self._looks:
+        for look in self.on_idle:
             look()
         if self.protocol.looked_s > time.monotonic() - LOOKED_S:
             return  # it may be waited for by its descriptors, and what they signal would be taken in here
@@ -359,8 +352,8 @@ class Connection:
         self.protocol.looked(now_s)
         try:
             if loss := self.protocol.loss(now_s):
-                if self._transport.denied:
-                    raise errors.of_hub(errors.AccessDenied(self._transport.denied), self.hub)
+                if denied := self._transport.refusals.denied:
+                    raise errors.of_hub(errors.AccessDenied(denied), self.hub)
                 if self.protocol.goodbye is not None:
                     self.fail(self.protocol.goodbye)
                 raise self._loss(loss)
@@ -391,11 +384,9 @@ class Connection:
             raise self._loss(f"it has been silent for {silence_s:.1f} s")
 
     def _report(self) -> None:
-        self.reports.report(time.monotonic(), (self.received_ns - self.sent_ns) / 1e9)
+        self.reports.report(time.monotonic(), (self._transport.received_ns - self.sent_ns) / 1e9)
 
-    def ask(
-        self, op: Op, message: object, frames: Sequence[protocol.Frame] = (), timeout: float | None = None
-    ) -> Reply:
+    def ask(self, op: Op, message: object, timeout: float | None = None) -> Reply:
         """Send a request and wait for its reply; a failure is raised. After an error here, it is given up."""
         with self.in_use:
             if self.protocol.pending is not None:
@@ -403,8 +394,8 @@ class Connection:
             try:  # around all of it: an interrupt must not leave the request pending
                 if op is Op.TEMPLATES:
                     self.await_room()
-                self.send(op, message, frames)
-                reply = self.wait(timeout)
+                self.send(op, message)
+                return self.result(timeout)
             except errors.HubTimeout:
                 self.give_up()
                 text = f"{errors.hub_at(self.address)} did not answer {op.name} within {timeout:g} s"
@@ -413,7 +404,6 @@ class Connection:
             except BaseException:
                 self.give_up()
                 raise
-        return self._unless_failed(reply)
 
     def breach(self, what: str) -> errors.RemoteProtocolError:
         text = f"{errors.hub_at(self.address)} broke the protocol: {what}"
@@ -428,14 +418,6 @@ class Connection:
         hub = errors.hub_at(self.address)
         raise TypeError(f"a connection to {hub} cannot be pickled or copied; connect where it is used")
 
-    def on_close(self, closer: Callable[[], None]) -> None:
-        """Have this called when the connection is closed, in its own process; the last one first."""
-        self._closers.insert(0, closer)
-
-    def on_idle(self, look: Callable[[], None]) -> None:
-        """Have this called each ``CHECK_S`` by the thread that keeps the connection alive, while no other uses it."""
-        self._looks.append(look)
-
     def close(self) -> None:
         """Close the sockets; in a forked child, where they are not ours, do nothing."""
         if os.getpid() != self._pid or self._transport.closed:
@@ -444,7 +426,7 @@ class Connection:
         self.in_use.take()
         try:
             self.in_use.closed = True
-            for closer in self._closers:
+            for closer in reversed(self.on_close):
                 closer()
             self._transport.close()
         finally:
@@ -461,11 +443,7 @@ class Connection:
 
 
 def connect(
-    address: str | Secret[str],
-    token: bytes = protocol.NO_SESSION,
-    timeout: float = CONNECT_TIMEOUT_S,
-    own: OwnHub | None = None,
-    reconnect_timeout: float = protocol.RECONNECT_S,
+    address: str | Secret[str], token: bytes = protocol.NO_SESSION, timeout: float = CONNECT_TIMEOUT_S
 ) -> Connection:
-    """A connection to the hub at this address, or of this name, which has answered; ``own`` if it is the program's."""
-    return Connection(ZeroMqTransport(address, own), token, timeout, reconnect_timeout).await_hub()
+    """A connection to the hub at this address, or of this name, which has answered."""
+    return Connection(ZeroMqTransport(address), token, timeout).await_hub()

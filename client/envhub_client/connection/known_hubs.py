@@ -139,13 +139,9 @@ def add_own_key(address: str | Secret[str]) -> str | Secret[str]:
     return address
 
 
-def address_with_keys_of(kept: Address, host_port: str) -> str | Secret[str]:
-    """The address of the hub at ``HOST:PORT``, with the keys that this user keeps for another place, if any."""
-    other = _find_kept(kept.text.removeprefix("tcp://"))
-    return _with(other.keys, host_port) if other is not None and other.keys is not None else f"tcp://{host_port}"
-
-
-def _with(keys: HubKeys, host_port: str) -> Secret[str]:
+def _with(keys: HubKeys | None, host_port: str) -> str | Secret[str]:
+    if keys is None:
+        return f"tcp://{host_port}"
     return Secret(f"envhub://{addresses.token_of(keys).reveal_secret()}@{host_port}")
 
 
@@ -199,14 +195,19 @@ def _folder() -> Path:
     return addresses.config_folder() / "hubs"
 
 
+def _after(scheme: str, hub: str | Secret[str]) -> str | None:
+    text = hub.strip() if isinstance(hub, str) else ""
+    return text[len(scheme) :] if text.casefold().startswith(scheme) else None
+
+
 def dns_name(hub: str | Secret[str]) -> Address | None:
-    if not isinstance(hub, str) or not hub.strip().casefold().startswith(_DNS):
+    if (host_port := _after(_DNS, hub)) is None:
         return None
-    address = f"tcp://{hub.strip()[len(_DNS) :]}"
+    address = f"tcp://{host_port}"
     try:
         addresses.parse(address)
     except AddressError as error:
-        raise AddressError(f"{quoted(hub)} names no hubs; write {_DNS}NAME:PORT") from error
+        raise AddressError(f"{quoted(str(hub))} names no hubs; write {_DNS}NAME:PORT") from error
     return addresses.parse_hub(address)
 
 
@@ -232,12 +233,6 @@ def _host(ip: str, family: socket.AddressFamily) -> str:
         if {each[4][0] for each in socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)} == {ip}:
             return name
     return ip
-
-
-def fleet_of(hub: str | Secret[str]) -> str | None:
-    if not isinstance(hub, str) or not hub.strip().casefold().startswith(_RAY):
-        return None
-    return hub.strip()[len(_RAY) :]
 
 
 def ray_hubs(fleet: str) -> dict[int, str | Secret[str]]:
@@ -295,8 +290,10 @@ class Member(NamedTuple):
 
 def members(hub: str | Secret[str]) -> tuple[Member, ...]:
     if (target := dns_name(hub)) is not None:
-        return tuple(Member(each, address_with_keys_of(target, each)) for each in dns_hubs(target))
-    if (fleet := fleet_of(hub)) is not None:
+        kept = _find_kept(target.text.removeprefix("tcp://"))
+        keys = None if kept is None else kept.keys  # of all of them
+        return tuple(Member(each, _with(keys, each)) for each in dns_hubs(target))
+    if (fleet := _after(_RAY, hub)) is not None:
         return tuple(Member(f"{fleet}/{index}", address) for index, address in ray_hubs(fleet).items())
     address = addresses.guarded(hub)
     return (Member(addresses.written(address), address),)
@@ -314,4 +311,4 @@ def all_members(hubs: Hubs) -> tuple[Member, ...]:
 
 def stands_for_several(hubs: Hubs) -> bool:
     named = (hubs,) if isinstance(hubs, (str, Secret)) else hubs
-    return len(named) > 1 or any(dns_name(hub) is not None or fleet_of(hub) is not None for hub in named)
+    return len(named) > 1 or any(dns_name(hub) is not None or _after(_RAY, hub) is not None for hub in named)

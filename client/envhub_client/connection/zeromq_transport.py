@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import math
 import os
@@ -116,10 +115,9 @@ _NO_MORE_SOCKETS = (
 )
 _MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _REFUSALS
 
-# The sockets of each transport that is not closed, and its view of the context. The garbage collector would close
+# The sockets of each transport that is not closed, by its view of the context. The garbage collector would close
 # the sockets of a reference cycle by their destructors, which warn of it; so these are never part of such a cycle.
-_UNCLOSED: dict[int, list[Any]] = {}
-_numbers = itertools.count()  # of transports
+_UNCLOSED: dict[Any, list[Any]] = {}
 
 logger = logging.getLogger("envhub")
 
@@ -128,8 +126,8 @@ class ZeroMqTransport:
     """Messages over ZeroMQ, to the hub at an address or of a name."""
 
     def __init__(self, address: str | Secret[str], own: OwnHub | None = None) -> None:
-        self._refusals = Refusals(envhub_address.guarded(address))
-        self.address, self.crosses_network = self._refusals.target.text, self._refusals.target.crosses_network
+        self.refusals = Refusals(envhub_address.guarded(address))
+        self.address, self.crosses_network = self.refusals.target.text, self.refusals.target.crosses_network
         self.local_sockets: LocalSockets | None = None
         self.received_ns = 0
         self._own = own
@@ -138,15 +136,10 @@ class ZeroMqTransport:
         self._whole = True
         self._handshaking = False
         self._again_s: float | None = None  # when to connect again: libzmq does not, after what is no handshake
-        self._number = next(_numbers)
         self._context: Any = None
         self._socket: Any = None
         self._monitor: Any = None
         self._waiter: Any = None
-
-    @property
-    def denied(self) -> str:
-        return self._refusals.denied
 
     @property
     def closed(self) -> bool:
@@ -157,8 +150,8 @@ class ZeroMqTransport:
         self._context = shared_context.view()
         if self._own is not None:
             self._pidfd = FileIO(os.dup(self._own.pidfd))  # is closed also where an interrupt drops the connection
-        if self._refusals.target.is_ipc:
-            self.local_sockets = LocalSockets(self._refusals.target.path, self._own)
+        if self.refusals.target.is_ipc:
+            self.local_sockets = LocalSockets(self.refusals.target.path, self._own)
         self._connect()
 
     def _connect(self) -> None:
@@ -179,7 +172,7 @@ class ZeroMqTransport:
 
     def _open_sockets(self) -> None:
         # Not IMMEDIATE: with it, the hub's last messages are thrown away when its end of the connection closes.
-        limit, target = RECEIVE_QUEUE_MESSAGES_MAX, self._refusals.target
+        limit, target = RECEIVE_QUEUE_MESSAGES_MAX, self.refusals.target
         self._socket = dealer = sockets.open_socket(self._context, zmq.DEALER, prelude.FRAME_BYTES_MAX, limit)
         dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -191,7 +184,7 @@ class ZeroMqTransport:
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self._monitor = sockets.open_monitor(dealer, _MONITORED)
-        _UNCLOSED[self._number] = [self._context, dealer, self._monitor]
+        _UNCLOSED[self._context] = [dealer, self._monitor]
         self._waiter = new_waiter()
         self._poll = [(dealer, _POLLIN)]
         self.descriptors = dealer.FD, self._monitor.FD
@@ -207,7 +200,7 @@ class ZeroMqTransport:
         return self._why_unresolved() or self._protocol.obstacle or usual
 
     def _why_unresolved(self) -> str:
-        target = self._refusals.target
+        target = self.refusals.target
         try:
             socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError) as error:  # a label of a name may be too long for IDNA
@@ -307,17 +300,17 @@ class ZeroMqTransport:
     def _on_refusal(self, event: int, value: int) -> bool:
         """Note a handshake that failed; returns whether there is another key now, with which to connect again."""
         renewed = False
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._refusals.target.keys is None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self.refusals.target.keys is None:
             self._protocol.obstacle, self._again_s = OTHERS_CONNECTED, time.monotonic() + AGAIN_S
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            renewed = self._refusals.unknown_key()
+            renewed = self.refusals.unknown_key()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._protocol.obstacle = self._protocol.obstacle or self._refusals.why_broken()
+            self._protocol.obstacle = self._protocol.obstacle or self.refusals.why_broken()
         elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            self._refusals.other_mechanism()
+            self.refusals.other_mechanism()
         else:
             self._again_s = time.monotonic() + AGAIN_S
-        if self._refusals.denied:
+        if self.refusals.denied:
             self._protocol.lost("it does not let this client in")
         return renewed
 
@@ -325,7 +318,7 @@ class ZeroMqTransport:
         """True if nothing listens at the address, which proves a loss; that the network does not get there does not."""
         if self.local_sockets is not None:
             return self.local_sockets.refuses()
-        target = self._refusals.target
+        target = self.refusals.target
         try:
             socket.create_connection((target.host.strip("[]"), target.port), PROBE_S).close()
         except OSError as error:
@@ -359,4 +352,4 @@ class ZeroMqTransport:
             self._context.destroy(linger=0)  # what an interrupt has left open before is closed at the next attempt
         if self.local_sockets is not None:
             self.local_sockets.close()
-        _UNCLOSED.pop(self._number, None)
+        _UNCLOSED.pop(self._context, None)

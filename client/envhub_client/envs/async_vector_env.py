@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space, logger, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import create_shared_memory
 from typing_extensions import Unpack
 
 from envhub.errors import raised_by_env
@@ -28,11 +29,6 @@ from envhub_client.session.options import (
     SessionOptions,
 )
 from envhub_client.session.session import Session
-
-_BATCHED = (
-    *(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
-    *(spaces.Text, spaces.Graph, spaces.Sequence, spaces.OneOf),
-)
 
 
 def _log(error: Exception) -> None:
@@ -149,4 +145,4 @@ def _is_gymnasiums(space: Space[Any]) -> bool:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(map(_is_gymnasiums, parts))
-    return isinstance(space, _BATCHED)
+    return create_shared_memory.dispatch(type(space)) is not create_shared_memory.dispatch(object)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -118,7 +118,8 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         while True:
             call = self._pending_call
             try:
-                by_row = self._session.wait_call(call, timeout, self._decoder(call))
+                decode = self._decode_frame if call.skip_unreset else self._session.values.decode
+                by_row = self._session.wait_call(call, timeout, decode)
                 results = tuple(map(by_row.__getitem__, rows))
             except (WorkerDied, EnvTimeout) as error:
                 again: Call | None = self._rendering.after_failure(call, error)
@@ -267,9 +268,6 @@ class CallableVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         except BaseException as error:
             self._session.pending.forget(error)
             raise
-
-    def _decoder(self, call: Call) -> Callable[[Frame], Any]:
-        return self._decode_frame if call.skip_unreset else self._session.values.decode
 
     def _decode_frame(self, blob: Frame) -> Any:
         return self._session.values.decode(blob) if blob else NOT_RESET  # of an env that was left alone

@@ -23,11 +23,6 @@ _ADD_INFO = VectorEnv._add_info
 _NUMPY_BOOLS = np.array([np.False_, np.True_], object)
 
 
-class _Envs(VectorEnv[Any, Any, np.ndarray]):
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-
-
 class Infos:
     """The infos of one step or reset: maps by row, and groups of rows in columns."""
 
@@ -52,7 +47,9 @@ class Infos:
         positions = {row: index for index, row in enumerate(env_ids.tolist())}
         groups = [group._replace(rows=np.searchsorted(env_ids, group.rows)) for group in self._groups]
         maps = {positions[row]: info for row, info in self._maps.items()}
-        return Infos(maps, groups).batched(_Envs(len(env_ids)))
+        envs: VectorEnv[Any, Any, Any] = VectorEnv()
+        envs.num_envs = len(env_ids)
+        return Infos(maps, groups).batched(envs)
 
     def by_env(self) -> dict[int, dict[str, Any]]:
         """The info of each env; an empty one may be left out."""

@@ -104,13 +104,10 @@ class HubEnv(gymnasium.Env[Any, Any]):
     @hiding_frames
     def has_wrapper_attr(self, name: str) -> bool:
         """True if this object or the env in the hub has the attribute; no method is called for it."""
-        if hasattr(self, name):
-            return True
         try:
-            self._envs.attr_is_callable(name)
-        except (AttributeError, RequestRefused):
+            return hasattr(self, name) or self._envs.has_attr(name)[0]
+        except RequestRefused:  # a name with an underscore, of a hub on the network
             return False
-        return True
 
     @hiding_frames
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:

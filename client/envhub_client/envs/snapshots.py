@@ -117,10 +117,8 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         rows = sorted(checked_env_ids(env_ids, self.num_envs).tolist())
         try:
             (taken,) = self._ask("take", name, rows)
-        except Exception:  # nothing was taken
-            raise
-        except BaseException:  # an interrupt: the hub goes on
-            if name not in self._owned:
+        except BaseException as error:
+            if not isinstance(error, Exception) and name not in self._owned:  # an interrupt: the hub goes on
                 self._unreferenced.append(name)
             raise
         snapshot = taken._own(self)
@@ -162,11 +160,7 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         sources = rows if source is None else _each("source", source, len(rows))
         seeds: list[int | None] = [None] * self.num_envs
         if reseed is not None:
-            given = (
-                _each("reseed", reseed, len(rows))
-                if isinstance(reseed, (Sequence, np.ndarray))
-                else [operator.index(reseed) + i for i in range(len(rows))]
-            )
+            given = _each("reseed", reseed, len(rows), 1)
             if min(given, default=0) < 0:
                 raise ValueError(f"reseed must be seeds, which are not negative, got {brief(reseed)}")
             for row, seed in zip(rows, given, strict=True):
@@ -174,10 +168,9 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         pairs = sorted(zip(rows, sources, strict=True))
         try:
             self._ask("restore", snapshot.name, [row for row, _ in pairs], [row for _, row in pairs])
-        except Exception:  # no env has changed
-            raise
-        except BaseException as error:  # an interrupt: the hub goes on
-            self._break_off(error)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: the hub goes on; else no env has changed
+                self._break_off(error)
             raise
         described = copy(snapshot)  # which does not keep the snapshot
         self.restored_from = {row: (described, source) for row, source in pairs}
@@ -249,9 +242,12 @@ class SnapshotVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             raise RemoteProtocolError(f"the hub describes no snapshot: {error!r}") from error
 
 
-def _each(name: str, given: int | Sequence[int], count: int) -> list[int]:
-    is_list = isinstance(given, (Sequence, np.ndarray))
-    values = [*map(operator.index, given)] if is_list else [operator.index(given)] * count  # type: ignore[arg-type]
+def _each(name: str, given: int | Sequence[int], count: int, step: int = 0) -> list[int]:
+    """The numbers that are given, or as many from a single one on, which differ by ``step``."""
+    if not isinstance(given, (Sequence, np.ndarray)):
+        first = operator.index(given)
+        return [first + step * number for number in range(count)]
+    values = [*map(operator.index, given)]
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} envs")
     return values

@@ -7,7 +7,7 @@ import copy
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, get_args
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from envhub.errors import Forked, HubTimeout, RequestRefused, SpaceMismatch, brief, ended_by
+from envhub.errors import Forked, HubTimeout, RequestRefused, SpaceMismatch, ended_by
 from envhub.protocol.messages import Reset, pack_rows
 from envhub.values import spaces
 from envhub.values.actions import pack
@@ -37,10 +37,11 @@ from envhub_client.envs.callable_vector_env import CallableVectorEnv, Rendering
 from envhub_client.envs.observations import Infos, Observations, Rewards, UnreadableRow
 from envhub_client.envs.snapshots import Snapshot, SnapshotVectorEnv
 from envhub_client.frames import hide_frames
+from envhub_client.keywords import check, check_choice
 from envhub_client.observer import Seen, seen
 from envhub_client.record_options import Recorded
 from envhub_client.session.description import Sizing
-from envhub_client.session.options import InfoMode, checked_info_mode
+from envhub_client.session.options import InfoMode
 from envhub_client.session.pending import STILL_PENDING, exclusive, repeatable
 from envhub_client.session.session import VectorSession
 
@@ -138,7 +139,8 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
 
     @info_mode.setter
     def info_mode(self, info_mode: InfoMode) -> None:
-        self._info_mode = checked_info_mode(info_mode)
+        check_choice("info_mode", info_mode, get_args(InfoMode))
+        self._info_mode = info_mode
 
     @property
     def address(self) -> str | None:
@@ -204,8 +206,7 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
             TypeError: it is none.
             SessionBusy: a request is pending, or envs are under way.
         """
-        if not isinstance(observer, StepObserver):
-            raise TypeError(f"observer must be an envhub.StepObserver, got {brief(observer)}")
+        check(isinstance(observer, StepObserver), "observer", "an envhub.StepObserver", observer, TypeError)
         self._session.check_free("add_observer")
         self._observers = (*self._observers, observer)
 
@@ -556,7 +557,7 @@ class HubVectorEnv(SnapshotVectorEnv, CallableVectorEnv, VectorEnv[Any, Any, np.
             SessionLost: the session has ended, or was taken over.
         """
         self._session.check_free("observe")
-        return seen(self._session.observe(), self._observations)
+        return seen(self._session.observe(), self.num_envs, self._observations)
 
     @exclusive
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Generic, NoReturn, TypeVar
 
 from envhub.errors import (
     ConnectionInUse,
@@ -40,6 +40,9 @@ class JointRequest(Generic[Result]):
     request: so all envs have been stepped equally often, whatever happens.
     """
 
+    _send: Send
+    _wait: Wait[Result]
+
     def __init__(
         self,
         lost: Callable[[HubPart, EnvHubError], None],
@@ -52,8 +55,6 @@ class JointRequest(Generic[Result]):
         """
         self._lost, self._on_dropped, self._connections = lost, dropped, connections
         self._parts: Sequence[HubPart] = ()
-        self._send: Send = _unused
-        self._wait: Wait[Result] = _unused
         self._unsent: Sequence[HubPart] = ()
         self._tried: tuple[Lane, tuple[int, ...]] | None = None  # lane that may have the next part, and its progress
         self._errors: dict[HubPart, Exception] = {}  # each of which is the part's result
@@ -164,6 +165,14 @@ class JointRequest(Generic[Result]):
         """Have the results of the pending request dropped, once ``settle`` has waited for them."""
         self._dropped = not self._is_over
 
+    @contextlib.contextmanager
+    def given_up_at_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # an interrupt, too, leaves no hub without its part of the request
+            self.give_up()
+            raise
+
     def settle(self) -> None:
         """Wait until each hub has carried out its part of a request that was dropped; to be called before the next one.
 
@@ -198,7 +207,3 @@ class JointRequest(Generic[Result]):
             with contextlib.suppress(HubTimeout):
                 self._result(part, LOOK_S)
                 return
-
-
-def _unused(*_: Any) -> NoReturn:
-    raise AssertionError("no request was begun")

@@ -402,10 +402,7 @@ def _park(descriptors: Sequence[int], seconds: float) -> None:
     if not descriptors:
         time.sleep(seconds)
         return
-    waiter = new_waiter()
-    try:
+    with contextlib.closing(new_waiter()) as waiter:
         for descriptor in descriptors:
             waiter.register(descriptor, READABLE)
         waiter.poll(seconds)
-    finally:
-        waiter.close()

@@ -23,7 +23,7 @@ from envhub_client.connection.failures import SESSION_ENDS
 from envhub_client.deadline import Deadline
 from envhub_client.federation.part import HubPart
 from envhub_client.federation.rebuild import Rebuild
-from envhub_client.lanes.base import Batch, Lane, invalid_rows, joined, put_earlier
+from envhub_client.lanes.base import Batch, Lane, joined
 
 DONE_LOOK_S = 0.005  # between looks at whether all rows of a step are done
 
@@ -89,6 +89,22 @@ class LostRows:
     def forget(self, rows: np.ndarray) -> None:
         self.truncates[rows] = False
         self.waiting = [each for each in self.waiting if not np.isin(each[0], rows).any()]
+
+
+def _invalid_rows(batch: Batch) -> np.ndarray:
+    """Mask of the rows of a step's batch whose results are no transition of their env, as their infos say."""
+    assert batch.rewards is not None
+    invalid = np.zeros(len(batch.rewards), bool)
+    for row, blob in batch.rows:
+        index = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
+        try:
+            info = codec.decode_leniently(blob)[0] if blob else {}
+            if isinstance(info, list):  # an info that came with observations of no fixed size
+                info = codec.decode_leniently(info[1])[0] if info[1] else {}
+            invalid[index] = bool(info.get("invalid_transition"))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue  # it breaks the protocol, which is found when the batch is read
+    return invalid
 
 
 class LostPart:
@@ -218,15 +234,14 @@ class LostPart:
         own = [array.copy() for array in arrays]
         pending = self.rows.truncation_pending
         if pending.any():  # those that were reset since the loss, or stepped by themselves, step, if they can
-            pending[:] |= bool(out_of_band) or not self._are_whole(~pending)
+            others = np.flatnonzero(~pending).tolist()
+            is_torn = self._workers is not None and not are_whole_workers(others, self.num_envs, self._workers)
+            pending[:] |= bool(out_of_band) or is_torn
             self._by_rows = True
             self.begin_rows(np.arange(self.num_envs), codes, own)
         else:
             self._begin = lambda lane: lane.begin_step(codes, own, out_of_band)
         self._begun += 1
-
-    def _are_whole(self, rows: np.ndarray) -> bool:
-        return self._workers is None or are_whole_workers(np.flatnonzero(rows).tolist(), self.num_envs, self._workers)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         rows = self.rows
@@ -243,7 +258,7 @@ class LostPart:
         if self._unreset is not None:
             rows.truncation_pending &= self._unreset
         if rows.no_new_observation.any():
-            rows.no_new_observation &= self._unreset if self._unreset is not None else invalid_rows(batch)
+            rows.no_new_observation &= self._unreset if self._unreset is not None else _invalid_rows(batch)
             rows.show_earlier(into)
         return batch
 
@@ -360,9 +375,12 @@ class LostPart:
         if not rows.no_new_observation[env_ids].any():
             return batch
         assert env_ids is not None
-        not_new = rows.no_new_observation[env_ids] & invalid_rows(batch)
+        not_new = rows.no_new_observation[env_ids] & _invalid_rows(batch)
         rows.has_observation[env_ids[not_new]] = False
-        return put_earlier(batch, not_new, rows.earlier)
+        observations = [leaf.copy() for leaf in batch.observations]
+        for array, leaf in zip(observations, rows.earlier, strict=True):
+            array[not_new] = leaf[env_ids[not_new]]
+        return batch._replace(observations=observations)
 
     def taken(self, env_ids: np.ndarray) -> None:
         self._taken_on_hub(env_ids)

@@ -1,17 +1,18 @@
-"""Opening the sessions that have the rows of a vector env, on one hub or several, and ending them."""
+"""Sessions that have the rows of a vector env: their division among hubs, their opening and their end."""
 
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from envhub import errors
-from envhub.protocol.messages import Made, Make
+from envhub.protocol.messages import Capacity, Made, Make
 from envhub.secret import Secret
 from envhub.values import spaces
 from envhub.vector_errors import SessionClosed
@@ -19,7 +20,6 @@ from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.connection.known_hubs import Hubs, Member, all_members
 from envhub_client.deadline import ANSWER_S, Deadline
 from envhub_client.federation.part import LOOK_S, SILENCE_S_MIN, HubPart, while_in_reach
-from envhub_client.federation.placement import OpenHub, checked_split, processes_of, room_for, roomiest
 from envhub_client.session.description import SessionDescription, ValueCodec
 from envhub_client.session.maker import SessionMaker, begun_connection, end_sessions
 from envhub_client.session.options import SessionOptions
@@ -32,8 +32,11 @@ RowsMake = Callable[[range], Make]  # the request for these rows
 log = logging.getLogger("envhub")
 
 
-def _raise(error: errors.EnvHubError) -> None:
-    raise error
+class OpenHub(NamedTuple):
+    """A hub to which there is a connection, without a session as yet."""
+
+    member: Member
+    connection: Connection
 
 
 def _await_end(connection: Connection, timeout: float | None) -> None:
@@ -56,6 +59,7 @@ class PartsOpener:
         self._connections: dict[Connection, str] = {}
         self._lock = threading.Lock()
         self.closed = False
+        self.stopped = False  # once nothing is to be made again, since the envs are wanted no more
 
     def hubs(self) -> Sequence[Member]:
         """The hubs that may have envs now, from that of ``hub_index`` on; errors as for ``all_members``."""
@@ -89,16 +93,18 @@ class PartsOpener:
         return self.parts(self.connect([hubs[-1]], CONNECT_TIMEOUT_S), [num_envs], 0)
 
     def connect(
-        self, hubs: Sequence[Member], timeout: float, failed: Callable[[errors.EnvHubError], None] = _raise
+        self, hubs: Sequence[Member], timeout: float, failures: list[errors.EnvHubError] | None = None
     ) -> list[OpenHub]:
-        """Connect to these hubs, all at the same time; ``failed`` takes or raises their errors, in that order."""
+        """Connect to these hubs, all at the same time; an error is raised, or put among ``failures``, in that order."""
         begun = [(hub, self._begun(hub, timeout)) for hub in hubs]
         connected = []
         for hub, connection in begun:
             try:
                 connected.append(OpenHub(hub, self._answered(connection)))
             except errors.EnvHubError as error:
-                failed(error)
+                if failures is None:
+                    raise
+                failures.append(error)
         return connected
 
     def _begun(self, hub: Member, timeout: float) -> Connection | errors.EnvHubError:
@@ -132,7 +138,6 @@ class PartsOpener:
         counts: Sequence[int],
         first: int,
         again: bool = False,
-        is_wanted: Callable[[], bool] = lambda: True,
         num_workers: int | None = None,
     ) -> list[HubPart]:
         """Open a session on each of these hubs, for as many rows as ``counts`` says, from ``first`` on.
@@ -155,9 +160,15 @@ class PartsOpener:
             maker.begin(connection, seeds=self.seeds.first_seeds(rows) if again else None)
             name = (connection.hub or errors.hub_at(connection.address)) if self.is_only_hub else hub.member.name
             makers.append((name, rows, maker))
-        lanes = [maker.describe(_made(maker, is_wanted)) for _, _, maker in makers]
+        lanes = [maker.describe(self._made(maker)) for _, _, maker in makers]
         check_agreement([(maker.connection, maker.description) for _, _, maker in makers], self.options)
         return [HubPart(name, rows, maker, lane) for (name, rows, maker), lane in zip(makers, lanes, strict=True)]
+
+    def _made(self, maker: SessionMaker) -> Made:
+        while not self.stopped:
+            with suppress(errors.HubTimeout):
+                return maker.made(LOOK_S)
+        raise errors.SessionLost("the envs are wanted no more")
 
     def end(
         self,
@@ -178,7 +189,6 @@ class PartsOpener:
         self,
         lost: HubPart,
         gone: Sequence[HubPart],
-        is_wanted: Callable[[], bool],
         num_workers: int | None,
         check: Callable[[HubPart], None],
         deadline: Deadline,
@@ -187,13 +197,19 @@ class PartsOpener:
         timeout = min(CONNECT_TIMEOUT_S, max(1.0, deadline.left_s())) if self.is_only_hub else REBUILD_ANSWER_S
         failures: list[errors.EnvHubError] = [errors.HubUnreachable(f"the name leads to the hub {lost.hub} no more")]
         for members in self._choices(lost):
-            hubs = self.connect(members, timeout, failures.append)
+            hubs = self.connect(members, timeout, failures)
             try:
                 if self.is_only_hub or any(hub.member.name == lost.hub for hub in hubs):  # it may have no room for both
                     with suppress(errors.ConnectionInUse):  # an interrupt may have left it so
                         self.end([part.connection for part in gone])
                 if hubs:
-                    return self._opened(lost, hubs, is_wanted, num_workers, check)
+                    # The envs of a vector env are one: on one hub, by as many workers.
+                    on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
+                    counts = (roomiest if on_one else room_for)(len(lost.rows), hubs)
+                    parts = self.parts(hubs, counts, lost.rows.start, True, num_workers)
+                    for part in parts:
+                        check(part)
+                    return parts
             except Exception as error:
                 self.end([hub.connection for hub in hubs])
                 if not isinstance(error, errors.EnvHubError):  # such as of an env
@@ -210,28 +226,11 @@ class PartsOpener:
         same = [member for member in members if member.name == lost.hub]
         return [others, same] if self.options.on_hub_loss == "redistribute" else [same]
 
-    def _opened(
-        self,
-        lost: HubPart,
-        hubs: Sequence[OpenHub],
-        is_wanted: Callable[[], bool],
-        num_workers: int | None,
-        check: Callable[[HubPart], None],
-    ) -> list[HubPart]:
-        count = len(lost.rows)
-        # The envs of a vector env are one: on one hub, by as many workers.
-        on_one = len(hubs) == 1 or lost.maker.description.vector or self.options.hub_index is not None
-        counts = roomiest(count, hubs) if on_one else room_for(count, hubs)
-        parts = self.parts(hubs, counts, lost.rows.start, True, is_wanted, num_workers)
-        for part in parts:
-            check(part)
-        return parts
-
-    def end_later(self, gone: Sequence[HubPart], is_wanted: Callable[[], bool]) -> None:
-        """End sessions in whose place are others; of a hub that is out of reach, as long as that ``is_wanted``."""
+    def end_later(self, gone: Sequence[HubPart]) -> None:
+        """End sessions in whose place are others; of a hub that is out of reach, until this is ``stopped``."""
 
         def wait(connection: Connection, timeout: float | None) -> None:
-            while is_wanted():
+            while not self.stopped:
                 with suppress(errors.HubTimeout):
                     connection.result(LOOK_S)
                     return
@@ -241,7 +240,7 @@ class PartsOpener:
                 self.end([part.connection for part in gone], wait=wait)
                 return
             except errors.ConnectionInUse:  # by the program's thread, for an instant
-                if not is_wanted():
+                if self.stopped:
                     return
                 time.sleep(LOOK_S)
 
@@ -251,15 +250,6 @@ class PartsOpener:
             self.closed = True
         # The envs of an only hub close in peace also where that is silent for a while, as those of any session.
         self.end([*self._connections], terminate, deadline, Connection.result if self.is_only_hub else _await_end)
-
-
-def _made(maker: SessionMaker, is_wanted: Callable[[], bool]) -> Made:
-    while True:
-        try:
-            return maker.made(LOOK_S)
-        except errors.HubTimeout:
-            if not is_wanted():
-                raise errors.SessionLost("the envs are wanted no more") from None
 
 
 def check_distinct(hubs: Mapping[Connection, str]) -> None:
@@ -301,3 +291,78 @@ def _compared(
         ("metadata", wanted.metadata, made.metadata),
         ("kinds of envs", wanted.vector, made.vector),
     ]
+
+
+def placed(num_envs: int, rooms: Sequence[Capacity]) -> list[int]:
+    """The number of envs for each hub, in the order of ``rooms``: on as few hubs as have a free CPU for each env.
+
+    Hubs with more free CPUs are taken first. Where all of them have too few, the envs are divided by free CPUs among
+    the hubs that have any, and where none is free, by all CPUs among all hubs.
+    """
+    weights = [max(0.0, room.cpus_free) for room in rooms]
+    is_free = any(weights)
+    if not is_free:
+        weights = [max(1.0, room.cpus) for room in rooms]
+    most = [num_envs if room.envs_free is None else min(num_envs, room.envs_free) for room in rooms]
+    if sum(most) < num_envs:
+        raise ValueError(f"{num_envs} envs are wanted, and the hubs admit {sum(most)} more")
+    chosen: list[int] = []
+    for hub in sorted(range(len(rooms)), key=lambda hub: -weights[hub]):
+        admitted = sum(most[each] for each in chosen) >= num_envs
+        enough = is_free and admitted and sum(weights[each] for each in chosen) >= num_envs
+        useful = most[hub] and (weights[hub] or not admitted)
+        if not enough and useful and len(chosen) < num_envs:
+            chosen.append(hub)
+    return divided(num_envs, [weights[hub] if hub in chosen else 0.0 for hub in range(len(rooms))], most)
+
+
+def divided(count: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
+    """``count`` things divided by these weights: at least one where there is a weight, and never more than ``most``.
+
+    ``count`` is not more than ``most`` in all.
+    """
+    counts = [1 if weight and limit else 0 for weight, limit in zip(weights, most, strict=True)]
+    for _ in range(count - sum(counts)):
+        open_hubs = [index for index, each in enumerate(counts) if each < most[index]]
+        best = max(open_hubs, key=lambda index: (weights[index] / (counts[index] + 1), -index))
+        counts[best] += 1
+    return counts
+
+
+def checked_split(split: Sequence[int], num_envs: int, hubs: int) -> list[int]:
+    """The numbers of envs as they were given, one for each hub; ``TypeError`` or ``ValueError`` if they are not."""
+    try:
+        counts = [*map(operator.index, split)]
+    except TypeError:
+        raise TypeError(f"split must be a list of numbers of envs, one for each hub, got {split!r}") from None
+    if len(counts) != hubs:
+        raise ValueError(f"split={counts} has {len(counts)} numbers of envs, and there are {hubs} hubs")
+    if min(counts) < 0 or sum(counts) != num_envs:
+        raise ValueError(f"split={counts} must have numbers from 0 that make num_envs={num_envs} in all")
+    return counts
+
+
+def room_for(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs, or ``RequestRefused`` where they have no room for them."""
+    try:
+        return placed(num_envs, [_room(hub.connection) for hub in hubs])
+    except ValueError as error:
+        names = ", ".join(hub.member.name for hub in hubs)
+        raise errors.RequestRefused(f"{error} ({names})") from error
+
+
+def roomiest(num_envs: int, hubs: Sequence[OpenHub]) -> list[int]:
+    """The number of envs for each of these hubs: all on the first one that has most free CPUs, and admits any."""
+    best = max(hubs, key=lambda hub: (_room(hub.connection).envs_free != 0, _room(hub.connection).cpus_free))
+    return [num_envs if hub is best else 0 for hub in hubs]
+
+
+def _room(connection: Connection) -> Capacity:
+    return connection.welcome.capacity or Capacity(1, 1, None, None)  # of a hub in another language that does not say
+
+
+def processes_of(num_workers: Any, counts: Sequence[int]) -> list[Any]:
+    """The number of processes for each hub, by its envs; at least one where it has any."""
+    if not isinstance(num_workers, int):
+        return [num_workers] * len(counts)
+    return divided(min(num_workers, sum(counts)), counts, counts)

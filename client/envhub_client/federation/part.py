@@ -10,8 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from envhub.errors import HubTimeout
-from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Observe, Observed, Op, Reset, SetAttr, pack_rows, unpack_rows
+from envhub.protocol.messages import Call, Reset, SetAttr, pack_rows, unpack_rows
 from envhub_client.connection.connection import Connection
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import Batch, Lane
@@ -51,23 +50,6 @@ class HubPart:
             groups=[group._replace(rows=group.rows + first) for group in batch.groups],
             env_ids=None if batch.env_ids is None else batch.env_ids + first,
         )
-
-    def ask_observed(self) -> None:
-        self.connection.send(Op.OBSERVE, Observe(self.connection.protocol.token, described=True), keep=True)
-
-    def observed(self, reply: Reply) -> tuple[Observed, list[np.ndarray]]:
-        """The message of a reply to OBSERVE, and the rows' last observations in it, an array for each leaf."""
-        count, leaves = len(self.rows), self.lane.leaves
-        try:
-            if (len(reply.message.steps), len(reply.message.given)) != (count, count):
-                raise ValueError("observations of other envs")
-            arrays = [
-                np.frombuffer(frame, leaf.dtype).reshape((count, *leaf.shape))
-                for frame, leaf in zip(reply.frames, leaves, strict=True)
-            ]
-        except ValueError as error:
-            raise self.connection.breach(f"an OBSERVE reply does not fit the session: {error}") from error
-        return reply.message, arrays
 
 
 def reset_of(reset: Reset, rows: range) -> Reset | None:

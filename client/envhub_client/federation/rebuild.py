@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 
 from envhub import errors
 from envhub.protocol.messages import Op, SetAttr
@@ -39,11 +40,11 @@ class Rebuild:
         self,
         loss: errors.EnvHubError,
         patience_s: float,
-        make: Callable[[Rebuild], Sequence[HubPart]],
-        clear: Callable[[Rebuild], None],
+        make: Callable[[], Sequence[HubPart]],
+        clear: Callable[[], None],
     ) -> None:
         """``make`` returns parts from row 0; ``clear`` follows once they are made or unwanted, and may take long."""
-        self.loss = copy(loss)  # without its traceback, whose frames hold the vector env
+        self.loss = loss
         self._until_s = time.monotonic() + patience_s
         self._make, self._clear = make, clear
         self.stopped = False  # once the envs are wanted no more
@@ -69,13 +70,13 @@ class Rebuild:
         if not self._once.acquire(blocking=False):
             return
         try:
-            self._parts = self._make(self)
+            self._parts = self._make()
         except Exception as error:
             self._error = error
         finally:
             self._over.set()
             if self._error is None or self.stopped:  # else the next making has to end what was there before
-                self._clear(self)
+                self._clear()
 
     @property
     def over(self) -> bool:
@@ -133,7 +134,6 @@ class PartRebuilder:
         self._opener, self._description = opener, description
         self._attributes: dict[tuple[object, ...], SetAttr] = {}  # by name and rows, in the order of the last ones
         self._rebuilds: list[Rebuild] = []
-        self._stopped = False
 
     def remember(self, message: SetAttr) -> None:
         """Have this attribute set again in all envs to come, after those that were set before."""
@@ -142,7 +142,7 @@ class PartRebuilder:
         self._attributes[key] = message
 
     def stop(self) -> None:
-        self._stopped = True
+        self._opener.stopped = True
         for rebuild in self._rebuilds:
             rebuild.stop()
         for rebuild in self._rebuilds:
@@ -150,7 +150,7 @@ class PartRebuilder:
 
     def rebuild(self, lost: HubPart, gone: Sequence[HubPart], loss: errors.EnvHubError) -> Rebuild:
         """The making of the rows of a lost part in place of the sessions that are gone, which has not begun."""
-        if self._stopped:
+        if self._opener.stopped:
             raise loss
         log.warning("%s; its envs %s are made again", loss, _text(lost.rows))
         losses = max(losses_in_a_row(each, loss) for each in gone)
@@ -162,12 +162,9 @@ class PartRebuilder:
         patience_s = max(0.0, self.patience_s - silence_s)
         if len(lost.rows) == self._description.num_envs:  # no row of another hub waits for them
             patience_s = math.inf
-        rebuild = Rebuild(
-            loss,
-            patience_s,
-            lambda rebuild: self._made_again(lost, gone, rebuild, num_workers, losses),
-            lambda rebuild: self._opener.end_later(gone, lambda: not rebuild.stopped),
-        )
+        loss = copy(loss)  # without its traceback, whose frames hold the vector env
+        make = partial(self._made_again, lost, gone, num_workers, losses, loss)
+        rebuild = Rebuild(loss, patience_s, make, partial(self._opener.end_later, gone))
         self._rebuilds = [each for each in self._rebuilds if not each.has_ended] + [rebuild]
         return rebuild
 
@@ -176,20 +173,15 @@ class PartRebuilder:
         return part.maker.sizing.num_workers if self._description.vector else None
 
     def _made_again(
-        self, lost: HubPart, gone: Sequence[HubPart], rebuild: Rebuild, num_workers: int | None, losses: int
+        self, lost: HubPart, gone: Sequence[HubPart], num_workers: int | None, losses: int, loss: errors.EnvHubError
     ) -> Sequence[HubPart]:
         def check(part: HubPart) -> None:
             self._check_same(part, num_workers)
             self._set_again(part)
 
-        def make(deadline: Deadline) -> Sequence[HubPart]:
-            return self._opener.open_again(lost, gone, is_wanted, num_workers, check, deadline)
-
-        def is_wanted() -> bool:
-            return not rebuild.stopped
-
-        timeout = self._opener.options.reconnect_timeout
-        parts = made_again(make, rebuild.loss, losses, timeout, is_wanted, self.is_only_hub)
+        opener, timeout = self._opener, self._opener.options.reconnect_timeout
+        make = partial(opener.open_again, lost, gone, num_workers, check)
+        parts = made_again(make, loss, losses, timeout, lambda: not opener.stopped, self.is_only_hub)
         for each in parts:
             each.maker.losses = losses + 1
         log.warning("envs %s exist again on %s", _text(lost.rows), ", ".join(each.hub for each in parts))

@@ -10,8 +10,6 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from envhub_client.envs.vector_env import HubVectorEnv, Options, StepReturn
 
-_OLD_NAMES = {"final_obs": "final_observation"}
-
 
 def legacy_infos(envs: HubVectorEnv) -> LegacyInfos:
     """Give the infos of ``envs`` the layout of Gymnasium 0.28 and 0.29.
@@ -71,7 +69,7 @@ class LegacyInfos(VectorWrapper[Any, Any, Any, Any, Any]):
         batch: dict[str, Any] = {}
         for row, info in infos.items():
             for name, value in info.items():
-                key = _OLD_NAMES.get(name, name)
+                key = "final_observation" if name == "final_obs" else name
                 if key not in batch:
                     batch[key] = self._empty(type(value))
                     batch[f"_{key}"] = np.zeros(self.num_envs, bool)

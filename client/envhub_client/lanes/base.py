@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from envhub.protocol.client import Reply
 from envhub.protocol.messages import Call, Reset, SetAttr
 from envhub.protocol.prelude import Frame
-from envhub.values import codec
 from envhub.values.info_columns import Template
 from envhub.values.leaf import Leaf
 
@@ -45,7 +45,7 @@ class Lane(Protocol):
     """Lane by which envs are stepped. One reset or step of all envs is under way at a time, or steps of some.
 
     What was begun is waited for until it is returned: a wait that timed out or was interrupted is repeated, and one
-    that has returned returns the same again. Every method but ``taken`` and ``give_up`` may raise any ``EnvHubError``
+    that has returned returns the same again. Every method but ``taken`` may raise any ``EnvHubError``
     of the session, also those of ``SESSION_ENDS``.
     """
 
@@ -58,9 +58,6 @@ class Lane(Protocol):
 
     def settle(self) -> bool:
         """Wait for the end of a step that was begun and given up; returns whether some envs are outstanding."""
-
-    def give_up(self) -> None:
-        """Give up what was begun, if anything was: its results are dropped."""
 
     def breach(self, row: int, what: str) -> None:
         """Take the hub of this row for lost, since ``what`` it sent breaks the protocol, or raise that.
@@ -140,6 +137,15 @@ class HubLane(Lane, Protocol):
         """The decoded result of each row that was called; errors as for ``wait``. Where attributes are set, any."""
 
 
+def observed_arrays(reply: Reply, num_envs: int, leaves: Sequence[Leaf]) -> list[np.ndarray]:
+    """The envs' last observations in a reply to OBSERVE, an array for each leaf; ``ValueError`` for other envs."""
+    observed = reply.message
+    if {observed.num_envs, len(observed.steps), len(observed.given)} != {num_envs}:
+        raise ValueError(f"{observed.num_envs} envs, steps of {len(observed.steps)}, flags of {len(observed.given)}")
+    shaped = zip(reply.frames, leaves, strict=True)
+    return [np.frombuffer(frame, leaf.dtype).reshape(num_envs, *leaf.shape) for frame, leaf in shaped]
+
+
 def checked_item_sizes(
     sent: np.ndarray, env_ids: np.ndarray, arrays: Sequence[np.ndarray], outstanding_sizes: list[int]
 ) -> list[int]:
@@ -150,31 +156,6 @@ def checked_item_sizes(
     if sent.any() and item_sizes != outstanding_sizes:
         raise ValueError("other envs are under way with actions of a dtype of another size; receive them first")
     return item_sizes
-
-
-def invalid_rows(batch: Batch) -> np.ndarray:
-    """Mask of the rows of a step's batch whose results are no transition of their env, as their infos say."""
-    assert batch.rewards is not None
-    invalid = np.zeros(len(batch.rewards), bool)
-    for row, blob in batch.rows:
-        index = row if batch.env_ids is None else np.searchsorted(batch.env_ids, row)
-        try:
-            info = codec.decode_leniently(blob)[0] if blob else {}
-            if isinstance(info, list):  # an info that came with observations of no fixed size
-                info = codec.decode_leniently(info[1])[0] if info[1] else {}
-            invalid[index] = bool(info.get("invalid_transition"))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            continue  # it breaks the protocol, which is found when the batch is read
-    return invalid
-
-
-def put_earlier(batch: Batch, chosen: np.ndarray, earlier: Sequence[np.ndarray]) -> Batch:
-    """The batch of some rows; in the ``chosen`` ones with earlier observations, an array of all rows for each leaf."""
-    assert batch.env_ids is not None
-    observations = [leaf.copy() for leaf in batch.observations]
-    for array, leaf in zip(observations, earlier, strict=True):
-        array[chosen] = leaf[batch.env_ids[chosen]]
-    return batch._replace(observations=observations)
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -41,12 +41,12 @@ from envhub.protocol import messages
 from envhub.protocol.messages import VIEWED_BYTES, Call, Collect, Op, Reset, SetAttr
 from envhub.values.info_columns import Rows
 from envhub.values.leaf import Leaf
-from envhub_client.connection.connection import CHECK_S, Connection
+from envhub_client.connection.connection import CHECK_S
 from envhub_client.connection.failures import SESSION_FAILS
 from envhub_client.deadline import Deadline, answer_timeout, seconds_text
 from envhub_client.lanes.attach import Attachment
 from envhub_client.lanes.base import Batch, Decode, InfoGroup, new_batch
-from envhub_client.lanes.wire import InfoTemplates, WireLane
+from envhub_client.lanes.wire import WireLane
 
 PARK_S = CHECK_S  # at a time: a lost connection is reported while a long step goes on
 COPIES_BYTES_MAX = 1 << 26  # of large infos, in memory that is kept
@@ -67,22 +67,12 @@ class SharedLane:
 
     name = "shared"
 
-    def __init__(
-        self,
-        wire: WireLane,
-        connection: Connection,
-        templates: InfoTemplates,
-        attachment: Attachment,
-        arena: Arena,
-        has_object_leaves: bool = False,
-    ) -> None:
+    def __init__(self, wire: WireLane, attachment: Attachment, arena: Arena, has_object_leaves: bool) -> None:
         """Post in this arena; with ``has_object_leaves`` calls go by the hub, which copies the objects before."""
         self._has_object_leaves = has_object_leaves
         self.num_envs, self.leaves = wire.num_envs, wire.leaves
-        self._wire = wire
-        self._connection = connection
-        self._templates = templates
-        self._attachment = attachment
+        self._wire, self._attachment = wire, attachment
+        self._connection = connection = wire.connection
         self._bell, *self._bells = attachment.bells
         self._arena = arena
         self._driver = ArenaDriver(arena)
@@ -99,8 +89,8 @@ class SharedLane:
         self._unrung: tuple[np.ndarray, tuple[int, ...]] | None = None  # envs to be posted, and progress before
         self._unreturned = False  # whether a step of all rows was posted and its results were not returned
         self._last: list[np.ndarray] | None = None  # copies of what was returned last, where the slots may not hold it
-        connection.on_close(self.close)
-        connection.on_idle(self._let_go_if_revoked)
+        connection.on_close.append(self.close)
+        connection.on_idle.append(self._let_go_if_revoked)
 
     def settle(self) -> bool:
         if self._unrung is not None:
@@ -112,9 +102,6 @@ class SharedLane:
                 self._ring(self._bells)
                 self._await(None)
         return outstanding
-
-    def give_up(self) -> None:
-        self._connection.give_up()
 
     def breach(self, row: int, what: str) -> NoReturn:
         raise self._connection.breach(what)
@@ -247,22 +234,19 @@ class SharedLane:
         self._unrung = None
 
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
+        driver, deadline = self._driver, None if timeout is None else Deadline(timeout)
         try:
-            return self._wait_rows(min_envs, timeout)
+            with self._connection.in_use:
+                self._await(deadline, lambda: driver.done() >= min_envs)
+                env_ids, raised = driver.ready()
+                if raised is not None:
+                    self._ask_hub([raised], deadline)
+                small, large = driver.infos(env_ids)
+                rows, columns = self._with_large([*small.items()], self._arena.columns(env_ids), large, deadline)
+                return Batch(*driver.results(env_ids), rows, self._wire.templates.read(columns, deadline), env_ids)
         except SESSION_FAILS as error:
             error.env_ids = np.flatnonzero(self.are_outstanding).tolist()
             raise
-
-    def _wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
-        with self._connection.in_use:
-            driver, deadline = self._driver, None if timeout is None else Deadline(timeout)
-            self._await(deadline, lambda: driver.done() >= min_envs)
-            env_ids, raised = driver.ready()
-            if raised is not None:
-                self._ask_hub([raised], deadline)
-            small, large = driver.infos(env_ids)
-            rows, columns = self._with_large([*small.items()], self._arena.columns(env_ids), large, deadline)
-            return Batch(*driver.results(env_ids), rows, self._templates.read(columns, deadline), env_ids)
 
     def done_rows(self, min_envs: int = 1) -> int:
         with self._connection.in_use:
@@ -346,7 +330,7 @@ class SharedLane:
         rows = self._copied(small)
         if large := arena.sent_by_channel():
             rows, columns = self._with_large(rows, columns, large, deadline)
-        return rows, self._templates.read(columns, deadline)
+        return rows, self._wire.templates.read(columns, deadline)
 
     def _with_large(
         self, rows: list[tuple[int, bytes]], columns: list[Rows], large: list[int], deadline: Deadline | None
@@ -436,21 +420,14 @@ class SharedLane:
         raise of_hub(HubLost(text), self._connection.hub)
 
 
-def shared_lane(
-    wire: WireLane,
-    connection: Connection,
-    templates: InfoTemplates,
-    ticket: bytes,
-    actions: Sequence[Leaf],
-    has_object_leaves: bool,
-) -> SharedLane | None:
+def shared_lane(wire: WireLane, ticket: bytes, actions: Sequence[Leaf], has_object_leaves: bool) -> SharedLane | None:
     """The shared lane to the session that the ticket is of; None where the hub grants none."""
-    attachment = Attachment()
-    connection.on_close(attachment.close)
+    attachment, connection = Attachment(), wire.connection
+    connection.on_close.append(attachment.close)
     try:
         attachment.open(connection.local_sockets, ticket)
         layout = Layout(wire.num_envs, tuple(wire.leaves), tuple(actions), attachment.shared.info_bytes)
-        return SharedLane(wire, connection, templates, attachment, attachment.arena(layout), has_object_leaves)
+        return SharedLane(wire, attachment, attachment.arena(layout), has_object_leaves)
     except (OSError, ValueError) as error:
         log.debug("no shared lane to %s: %s", hub_at(connection.address), error)
         attachment.close()

@@ -48,7 +48,6 @@ class WireLane:
     def __init__(
         self,
         connection: Connection,
-        templates: InfoTemplates,
         num_envs: int,
         leaves: Sequence[Leaf],
         copy: bool,
@@ -58,7 +57,7 @@ class WireLane:
         self.num_envs = num_envs
         self.leaves = leaves
         self.copy = copy
-        self._connection = connection
+        self.connection = connection
         self._fields = _fields(leaves, num_envs)
         zeros = [(shape, dtype) for dtype, shape, _ in self._fields]
         self._buffers = None if copy else [[np.zeros(*wanted) for wanted in zeros] for _ in range(2)]
@@ -74,7 +73,7 @@ class WireLane:
         self._min_envs = 0  # how many the hub waits for
         self._item_sizes: list[int] = []  # of the actions of the outstanding envs
         self._reply: Reply | None = None  # to the reset or step of all envs, for whose infos the hub may be asked more
-        self._templates = templates
+        self.templates = InfoTemplates(connection)
         self._decompress = decompressor(compression) if compression else None
         self.keeps_last = keeps_last
         self._last: list[np.ndarray] | None = None  # of each leaf, as they came; None before the first ones
@@ -83,38 +82,44 @@ class WireLane:
         self._note_begun()
         return 1 in self._sent_bytes
 
-    def give_up(self) -> None:
-        self._connection.give_up()
-
     def breach(self, row: int, what: str) -> NoReturn:
-        raise self._connection.breach(what)
+        raise self.connection.breach(what)
 
     def begin_reset(self, reset: Reset) -> None:
         self._reply, self._buffer_index = None, 1 - self._buffer_index
-        self._connection.send(Op.RESET, reset, keep=True)
+        self.connection.send(Op.RESET, reset, keep=True)
 
     def begin_step(self, codes: bytes, arrays: Sequence[np.ndarray], out_of_band: bytes) -> None:
         self._reply, self._buffer_index = None, 1 - self._buffer_index
         if codes != self._step.codes:
             self._step = Step(codes)
         frames = [*map(np.ndarray.tobytes, arrays)]
-        self._connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames, keep=True)
+        self.connection.send(Op.STEP, self._step, [*frames, out_of_band] if out_of_band else frames, keep=True)
 
     def begin_call(self, message: Call | SetAttr) -> None:
         self._call = message
-        self._connection.send(Op.CALL if isinstance(message, Call) else Op.SET_ATTR, message, keep=True)
+        self.connection.send(Op.CALL if isinstance(message, Call) else Op.SET_ATTR, message, keep=True)
 
     def wait_call(self, timeout: float | None, decode: Decode) -> dict[int, Any]:
         """The result of each row of the call, or none of an attribute that is set; errors as for ``wait``."""
-        reply = self._connection.result(timeout)
-        if not isinstance(self._call, Call):
+        call, reply = self._call, self.connection.result(timeout)
+        if not isinstance(call, Call):
             return {}
-        results = results_of(self._call, reply, self.num_envs, self._connection)
-        return {row: decode(blob) for row, blob in results.items()}
+        wanted = [*(call.rows or range(self.num_envs))]
+        try:
+            if len(reply.frames) == 1:
+                results: Sequence[tuple[int, Frame]] = messages.unpack_rows(reply.frames[0], self.num_envs)
+            else:
+                results = [*zip(wanted, reply.frames, strict=True)]
+            if (rows := [row for row, _ in results]) != wanted:
+                raise ValueError(f"results of envs {rows}")
+        except ValueError as error:
+            raise self._misfit(reply, error) from error
+        return {row: decode(blob) for row, blob in results}
 
     @property
     def progress(self) -> tuple[int, ...]:
-        return (self._connection.protocol.last_seq,)
+        return (self.connection.protocol.last_seq,)
 
     @property
     def outstanding(self) -> int:
@@ -126,13 +131,13 @@ class WireLane:
 
     def begin_rows(self, env_ids: np.ndarray, codes: bytes, arrays: Sequence[np.ndarray]) -> None:
         self._item_sizes = checked_item_sizes(self._sent, env_ids, arrays, self._item_sizes)
-        with self._connection.in_use:
-            self._connection.await_room()
+        with self.connection.in_use:
+            self.connection.await_room()
             self._min_envs = self._wanted or len(env_ids)  # a guess, which the next wait corrects
             send, frames = Send(env_ids.tolist(), codes, self._min_envs), [array.tobytes() for array in arrays]
             self._begun_rows = env_ids, self.progress
             try:
-                self._connection.send(Op.SEND, send, frames, keep=True)
+                self.connection.send(Op.SEND, send, frames, keep=True)
             except RequestRefused as error:  # such as one that is too large
                 raise ValueError(str(error)) from error
             finally:
@@ -150,23 +155,23 @@ class WireLane:
     def wait_rows(self, min_envs: int, timeout: float | None) -> Batch:
         deadline = None if timeout is None else Deadline(timeout)
         try:
-            with self._connection.in_use:
+            with self.connection.in_use:
                 self._wanted = min_envs
                 while (missing := min_envs - self._received(deadline)) > 0:
                     self._ask(missing)
-                    self._connection.await_received(None if deadline is None else deadline.left_s())
+                    self.connection.await_received(None if deadline is None else deadline.left_s())
         except SESSION_FAILS as error:
             error.env_ids = np.flatnonzero(self._sent).tolist()
             raise
         return joined([part.batch for part in self._parts.values() if part.batch is not None])
 
     def done_rows(self, min_envs: int = 1) -> int:
-        with self._connection.in_use:
+        with self.connection.in_use:
             self._wanted, asked = min_envs, True
             while asked:  # to look again: a send, too, may take in what libzmq has signalled by ``descriptors``
-                if self._connection.protocol.receives:
+                if self.connection.protocol.receives:
                     with contextlib.suppress(HubTimeout):
-                        self._connection.await_received(0)
+                        self.connection.await_received(0)
                 with contextlib.suppress(HubTimeout):  # the forms of some infos are to be asked for again
                     self._received(Deadline(0))
                 count = self._count_received()
@@ -175,7 +180,7 @@ class WireLane:
 
     def _received(self, deadline: Deadline | None) -> int:
         """The number of envs whose results have come, or one's error is raised."""
-        protocol = self._connection.protocol
+        protocol = self.connection.protocol
         while protocol.received:  # in steps that can be done again after an interrupt
             reply = protocol.received[0]
             if (part := self._part(reply, deadline)) is not None:
@@ -191,11 +196,11 @@ class WireLane:
 
     def _ask(self, missing: int) -> bool:
         """Ask for the results of so few further envs, unless the hub sends them once they are done."""
-        protocol = self._connection.protocol
+        protocol = self.connection.protocol
         asks = protocol.has_room and not (protocol.receives and self._min_envs <= missing)
         if asks:
             self._min_envs = missing
-            self._connection.send(Op.RECEIVE, Receive(missing), keep=True)
+            self.connection.send(Op.RECEIVE, Receive(missing), keep=True)
         return asks
 
     def _count_received(self) -> int:
@@ -217,13 +222,13 @@ class WireLane:
         if failure.env_index is not None:
             env_ids = np.array([failure.env_index])
         elif failure.scope == "request" and sent is not None:
-            rows = (sent + self._connection.row_offset).tolist()
+            rows = (sent + self.connection.row_offset).tolist()
             text = f"the hub refused the actions of envs {rows}, which have not moved: {failure.message}"
             env_ids, failure = sent, replace(failure, message=text)
         else:
-            self._connection.fail(failure)
+            self.connection.fail(failure)
         try:
-            self._connection.fail(failure)
+            self.connection.fail(failure)
         except Exception as error:
             return _Part(env_ids, None, error)
 
@@ -240,7 +245,7 @@ class WireLane:
         return _Part(env_ids, Batch(observations, *results, *infos, env_ids))
 
     def descriptors(self) -> Sequence[int]:
-        return self._connection.descriptors
+        return self.connection.descriptors
 
     def taken(self, env_ids: np.ndarray) -> None:
         left = self._sent.copy()
@@ -253,7 +258,7 @@ class WireLane:
         self._sent[env_ids] = False  # last: a lane of a lost hub's rows repeats this for rows that are outstanding
 
     def _misfit(self, reply: Reply, error: ValueError) -> RemoteProtocolError:
-        return self._connection.breach(f"a {reply.op.name} reply does not fit the session: {error}")
+        return self.connection.breach(f"a {reply.op.name} reply does not fit the session: {error}")
 
     def _infos(
         self, frames: Sequence[Frame], deadline: Deadline | None
@@ -262,13 +267,13 @@ class WireLane:
             raise ValueError(f"{len(frames)} frames of infos")
         rows = messages.unpack_rows(frames[0], self.num_envs)
         columns = unpack_columns(frames[1], self.num_envs) if len(frames) > 1 else []
-        return rows, self._templates.read(columns, deadline)
+        return rows, self.templates.read(columns, deadline)
 
     def wait(self, timeout: float | None, into: Sequence[np.ndarray] | None = None) -> Batch:
         deadline = None if timeout is None else Deadline(timeout)
-        self._reply = reply = self._reply or self._connection.wait(timeout)
+        self._reply = reply = self._reply or self.connection.wait(timeout)
         if isinstance(reply.message, Failure):
-            self._connection.fail(reply.message)
+            self.connection.fail(reply.message)
         frames, count = reply.frames, len(self._fields)
         results = 1 if reply.op == Op.STEP else 0
         try:
@@ -351,21 +356,6 @@ class InfoTemplates:
                 f"infos of an unknown form, {number}, or of another size: {data.shape[1]} bytes"
             )
         return InfoGroup(template, rows, data.view(template.dtype)[:, 0])
-
-
-def results_of(call: Call, reply: Reply, num_envs: int, connection: Connection) -> dict[int, Frame]:
-    """The encoded result of each row of the call in the reply."""
-    wanted = call.rows or range(num_envs)
-    try:
-        if len(reply.frames) == 1:
-            results: Sequence[tuple[int, Frame]] = messages.unpack_rows(reply.frames[0], num_envs)
-        else:
-            results = [*zip(wanted, reply.frames, strict=True)]
-        if [row for row, _ in results] != [*wanted]:
-            raise ValueError(f"results of envs {[row for row, _ in results]}")
-    except ValueError as error:
-        raise connection.breach(f"a reply to CALL does not fit the session: {error}") from error
-    return dict(results)
 
 
 def _fields(leaves: Sequence[Leaf], rows: int) -> list[_Field]:

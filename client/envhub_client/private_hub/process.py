@@ -70,8 +70,7 @@ class PrivateHub:
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
-            _close(held)
-            self._close_sockets()
+            self.forget()
             raise
 
     def _spawn(self, program: int, line_end: int, folder: str) -> None:
@@ -111,16 +110,12 @@ class PrivateHub:
 
     @property
     def own(self) -> OwnHub:
-        return OwnHub(self.pidfd, self._sockets[0], self._sockets[1])
+        return OwnHub(self._pidfds[0], self._sockets[0], self._sockets[1])
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    @property
-    def pidfd(self) -> int:
-        return self._pidfds[0]
 
     @property
     def alive(self) -> bool:
@@ -133,7 +128,9 @@ class PrivateHub:
         atexit.unregister(self.stop)
         _close(self._held)
         _close(self._pidfds)
-        self._close_sockets()
+        for owner in (self._reader, self._line):
+            if owner is not None:
+                owner.close()
 
     def stop(self) -> None:
         """End the process; should it take its time, it ends on its own once the program is gone."""
@@ -142,12 +139,6 @@ class PrivateHub:
                 self._line.send(b"1")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
-
-    def _close_sockets(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-        if self._line is not None:
-            self._line.close()
 
 
 def _close(descriptors: list[int]) -> None:

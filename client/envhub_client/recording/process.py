@@ -38,12 +38,10 @@ def claim(folder: Path) -> Path:
     taken = [each.name[len(BEGINS) :] for each in folder.glob(f"{BEGINS}*")]
     number = max((int(each) + 1 for each in taken if each.isdecimal()), default=0)
     while True:
-        try:
+        with contextlib.suppress(FileExistsError):
             (made := folder / f"{BEGINS}{number}").mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return made
+        number += 1
 
 
 def bytes_of_all(folder: Path) -> int:

@@ -126,8 +126,11 @@ def describe(made: Made, make: Make | Attach, options: SessionOptions, values: V
     spec = _spec(made.spec, asked, values)
     if len(made.observation_spaces) not in (1, made.num_envs):
         raise ValueError(f"{len(made.observation_spaces)} observation spaces of {made.num_envs} envs")
-    action_space = space_of(made.action_space, made.num_envs, values)
-    observation_spaces = [space_of(blob, made.num_envs, values) for blob in made.observation_spaces]
+    blobs, bytes_max = (made.action_space, *made.observation_spaces), spaces.SPACE_BYTES_MAX // made.num_envs
+    action_space, *observation_spaces = (spaces.build(values.decode(blob), bytes_max) for blob in blobs)
+    named = None
+    if isinstance(make, Make) and make.name and not (values.allow_pickle or make.kwargs_each or make.wrappers):
+        named = make.name, asked
     return SessionDescription(
         num_envs=made.num_envs,
         vector=made.vector,
@@ -140,13 +143,8 @@ def describe(made: Made, make: Make | Attach, options: SessionOptions, values: V
         observation_leaves=[leaf for leaf in spaces.leaves(observation_spaces[0]) if leaf != OBJECT],
         autoreset_mode=options.autoreset_mode,
         observation_mode=options.observation_mode,
-        named=_named(make, asked, values),
+        named=named,
     )
-
-
-def space_of(blob: bytes, num_envs: int, values: ValueCodec) -> Space[Any]:
-    space: Space[Any] = spaces.build(values.decode(blob), spaces.SPACE_BYTES_MAX // num_envs)
-    return space
 
 
 def _spec(blob: bytes, asked: dict[str, Any], values: ValueCodec) -> EnvSpec | None:
@@ -159,9 +157,3 @@ def _spec(blob: bytes, asked: dict[str, Any], values: ValueCodec) -> EnvSpec | N
     except (codec.DecodeError, errors.RemoteProtocolError) as error:  # another version of Gymnasium wrote it
         log.debug("the spec of the envs cannot be read: %s", error)
         return None
-
-
-def _named(make: Make | Attach, asked: dict[str, Any], values: ValueCodec) -> tuple[str, dict[str, Any]] | None:
-    if values.allow_pickle or isinstance(make, Attach) or not make.name or make.kwargs_each or make.wrappers:
-        return None
-    return make.name, asked

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envhub import errors
 from envhub.protocol.messages import Attach, Close, Made, Make, Op, ProgramOrigin
@@ -24,16 +24,18 @@ from envhub.protocol.validation import ORIGIN_CHARS_MAX
 from envhub.secret import Secret
 from envhub.transport.address import guarded
 from envhub.values.compression import BYTE_NS, LIBRARIES, available
-from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection, connect
+from envhub_client.connection.connection import Connection, connect
 from envhub_client.connection.zeromq_transport import HEARTBEAT_MS, ZeroMqTransport
 from envhub_client.deadline import Deadline
 from envhub_client.lanes.base import HubLane
-from envhub_client.lanes.wire import InfoTemplates, WireLane
-from envhub_client.private_hub import program_hub
+from envhub_client.lanes.wire import WireLane
 from envhub_client.private_hub.program_environment import pickled_by_value_if_unimportable, program_environment
 from envhub_client.session.description import SessionDescription, Sizing, ValueCodec, describe
 from envhub_client.session.factories import own_python, pickled_for_workers
 from envhub_client.session.options import PRIVATE, SessionOptions
+
+if TYPE_CHECKING:
+    from envhub_client.private_hub.process import PrivateHub
 
 KILL_TIMEOUT_S = 2.0
 EXIT_S = 1.0  # for hubs that serve others, too, to end the sessions of a program that ends
@@ -61,9 +63,8 @@ class SessionMaker:
         self._make = make
         self._connections: list[Connection] = []  # every one on which a session of ours may be
 
-    def make(self, timeout: float | None = None) -> HubLane:
+    def make(self, timeout: float) -> HubLane:
         """Make the session and return its lane; an error, as for ``Session``, leaves ``end`` to do."""
-        timeout = CONNECT_TIMEOUT_S if timeout is None else timeout
         private = program_hub() if self.hub is None else None
         try:
             made = self._made_on_hub(timeout)
@@ -156,15 +157,13 @@ class SessionMaker:
             address = connection.address
             raise errors.RemoteProtocolError(f"{errors.hub_at(address)} describes no session: {error}") from error
         log.info("%d workers for %d envs: %s", made.num_workers, made.num_envs, made.sizing)
-        options, templates = self.options, InfoTemplates(connection)
-        compression, leaves = self.compression, description.observation_leaves
-        wire = WireLane(connection, templates, made.num_envs, leaves, options.copy, compression, self.keeps_last)
+        options, compression, leaves = self.options, self.compression, description.observation_leaves
+        wire = WireLane(connection, made.num_envs, leaves, options.copy, compression, self.keeps_last)
         lane: HubLane = wire
         if options.lane == "auto" and sys.platform == "linux":
             from envhub_client.lanes.shared import shared_lane
 
-            objects = description.has_object_leaves
-            lane = shared_lane(wire, connection, templates, made.ticket, description.action_leaves, objects) or wire
+            lane = shared_lane(wire, made.ticket, description.action_leaves, description.has_object_leaves) or wire
             self.compression = compression if lane is wire else ""
         self.adopted_s, self.sizing = time.monotonic(), Sizing(made.num_workers, made.sizing)
         return lane
@@ -174,9 +173,6 @@ class SessionMaker:
             return []  # the session that was to be taken over is left as it is
         return [each for each in self._connections if each.protocol.last_seq and not each.in_use.closed]
 
-    def give_up(self) -> None:
-        self.connection.give_up()
-
     def end_all(self, terminate: bool = True, deadline: Deadline | None = None) -> None:
         """End the session, or what an error or an interrupt has left of its making; as ``end_sessions``."""
         self.closed = True
@@ -184,6 +180,15 @@ class SessionMaker:
         for connection in self._connections:
             connection.close()
         self._connections.clear()
+
+
+def program_hub() -> PrivateHub:
+    if sys.platform == "linux":
+        from envhub_client.private_hub.process import private_hub
+
+        return private_hub()
+    else:  # noqa: RET505  # for mypy, which leaves out what is for another system
+        raise errors.HubUnreachable(errors.only_linux("a hub of the program's own"))
 
 
 def begun_connection(hub: str | Secret[str] | None, timeout: float, reconnect_timeout: float) -> Connection:

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from envhub.arena.spin import checked_spin_us
+from envhub.arena.spin import SPIN_US_MAX
 from envhub.errors import brief, hidden
 from envhub.protocol import messages
 from envhub.protocol.prelude import RECONNECT_S
@@ -28,7 +28,7 @@ from envhub.protocol.validation import (
     is_function_name,
     is_short_line,
 )
-from envhub.values.compression import METHODS
+from envhub_client.keywords import check, check_choice
 from envhub_client.record_options import RecordOptions
 
 Policy = Literal["truncate", "raise"]
@@ -45,26 +45,15 @@ Compression = Literal["auto", "lz4", "zstd"]
 HubLossPolicy = Literal["raise", "recreate", "redistribute"]
 
 
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        *others, last = map(repr, choices)
-        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {brief(value)}")
+def _check_seconds(name: str, value: Any, least: float = 0.0) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    check(is_number, name, "a number of seconds", value, TypeError)
+    check(least <= value <= SECONDS_MAX, name, f"a number of seconds up to {SECONDS_MAX}", value)  # as NaN is not
 
 
-def _check_seconds(name: str, value: object, least: float = 0.0) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, got {brief(value)}")
-    if not least <= value <= SECONDS_MAX:  # NaN, too, is not between them
-        raise ValueError(f"{name} must be a number of seconds up to {SECONDS_MAX}, got {brief(value)}")
-
-
-def _check_count(name: str, unit: str, value: object, most: int) -> None:
-    if value is None:
-        return
-    if type(value) is not int:
-        raise TypeError(f"{name} must be a number of {unit}, an int, got {brief(value)}")
-    if not 0 <= value <= most:
-        raise ValueError(f"{name} must be a number of {unit} from 0 to {most}, got {value}")
+def _check_count(name: str, unit: str, value: Any, most: int) -> None:
+    check(type(value) is int, name, f"a number of {unit}, an int", value, TypeError)
+    check(0 <= value <= most, name, f"a number of {unit} from 0 to {most}", value)
 
 
 @dataclass(frozen=True)
@@ -109,13 +98,10 @@ class FaultOptions:
     def __post_init__(self) -> None:
         for name in ("on_crash", "on_timeout", "on_exception", "on_invalid"):
             policies = {"on_invalid": InvalidPolicy, "on_crash": CrashPolicy}.get(name, Policy)
-            _check_choice(name, getattr(self, name), get_args(policies))
+            check_choice(name, getattr(self, name), get_args(policies))
         for name in TIMES:
             _check_seconds(name, getattr(self, name), 0 if name == "restart_wait" else 0.001)
-        if isinstance(self.restarts_max, bool) or not isinstance(self.restarts_max, int):
-            raise TypeError(f"restarts_max must be an int, got {brief(self.restarts_max)}")
-        if not 0 <= self.restarts_max <= RESTARTS_MAX:
-            raise ValueError(f"restarts_max must be between 0 and {RESTARTS_MAX}, got {self.restarts_max}")
+        _check_count("restarts_max", "restarts", self.restarts_max, RESTARTS_MAX)
 
     def wire(self) -> messages.Faults:
         fields: dict[str, Any] = {name: getattr(self, name) for name in FAULT_FIELDS if name not in TIMES}
@@ -174,40 +160,37 @@ class HostingOptions:
     label: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.label, str) or not is_short_line(self.label):
-            raise ValueError(
-                f"label must be a text of at most {ORIGIN_CHARS_MAX} printable characters, got {brief(self.label)}"
-            )
-        gpus = self.gpus
-        if not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
-            raise TypeError(f"gpus must be a list of numbers of devices, such as [0, 1], got {brief(gpus)}")
-        if not all(0 <= each < GPUS_MAX for each in gpus):
-            raise ValueError(f"gpus must be numbers of devices from 0 to {GPUS_MAX - 1}, got {brief(gpus)}")
-        _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
-        _check_count("spares", "workers", self.spares, ROWS_MAX)
+        is_line = isinstance(self.label, str) and is_short_line(self.label)
+        check(is_line, "label", f"a text of at most {ORIGIN_CHARS_MAX} printable characters", self.label)
+        gpus, setup = self.gpus, self.worker_setup
+        is_list = isinstance(gpus, Sequence) and all(type(each) is int for each in gpus)
+        check(is_list, "gpus", "a list of numbers of devices, such as [0, 1]", gpus, TypeError)
+        is_known = all(0 <= each < GPUS_MAX for each in gpus)
+        check(is_known, "gpus", f"numbers of devices from 0 to {GPUS_MAX - 1}", gpus)
+        if self.memory_max is not None:
+            _check_count("memory_max", "bytes", self.memory_max, COUNT[1])
+        if self.spares is not None:
+            _check_count("spares", "workers", self.spares, ROWS_MAX)
         _check_recycle(self.recycle)
-        for name in ("shared_process", "one_per_process"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {brief(value)}")
+        check(isinstance(self.shared_process, bool), "shared_process", "True or False", self.shared_process, TypeError)
+        check(
+            isinstance(self.one_per_process, bool), "one_per_process", "True or False", self.one_per_process, TypeError
+        )
         if self.shared_process and self.one_per_process:
             raise ValueError("shared_process=True and one_per_process=True exclude each other")
-        if self.snapshots not in (True, False, "unsafe"):
-            raise ValueError(f"snapshots must be True, False or 'unsafe', got {brief(self.snapshots)}")
+        check(self.snapshots in (True, False, "unsafe"), "snapshots", "True, False or 'unsafe'", self.snapshots)
         if self.shared_process and self.snapshots:
             raise ValueError("snapshots are of envs with a process each, and shared_process=True excludes that")
-        if not isinstance(self.python, (str, Path, type(None))):
-            raise TypeError(f"python must be the path of an interpreter, got {brief(self.python)}")
+        is_path = isinstance(self.python, (str, Path, type(None)))
+        check(is_path, "python", "the path of an interpreter", self.python, TypeError)
         if self.rendering is not None:
-            _check_choice("rendering", self.rendering, get_args(Rendering))
-        setup = self.worker_setup
+            check_choice("rendering", self.rendering, get_args(Rendering))
         if isinstance(setup, str) and not is_function_name(setup):
             raise ValueError(
                 f"worker_setup={brief(setup)} is no name of a function, which is written 'module:function'"
             )
-        if not (setup is None or isinstance(setup, str) or callable(setup)):
-            raise TypeError(
-                f"worker_setup must be a function, or the name of one, 'module:function'; got {brief(setup)}"
-            )
+        is_function = setup is None or isinstance(setup, str) or callable(setup)
+        check(is_function, "worker_setup", "a function, or the name of one, 'module:function'", setup, TypeError)
 
     def wire(self) -> messages.Hosting:
         recycle: dict[str, Any] = dict(self.recycle or {})
@@ -222,12 +205,12 @@ class HostingOptions:
 
 
 def _check_recycle(recycle: object) -> None:
-    keys = ", ".join(vars(messages.Recycle()))
+    names = vars(messages.Recycle()).keys()
     if recycle is None:
         return
-    if not isinstance(recycle, Mapping) or not recycle or recycle.keys() - vars(messages.Recycle()).keys():
-        raise TypeError(f"recycle must be a dict with some of {keys}, got {brief(recycle)}")
-    for name, value in recycle.items():
+    is_dict = isinstance(recycle, Mapping) and bool(recycle) and recycle.keys() <= names
+    check(is_dict, "recycle", f"a dict with some of {', '.join(names)}", recycle, TypeError)
+    for name, value in recycle.items():  # type: ignore[attr-defined]
         if name != "age_s":
             _check_count(f"recycle's {name}", name.partition("_")[2] or name, value, COUNT[1])
         else:
@@ -235,26 +218,6 @@ def _check_recycle(recycle: object) -> None:
 
 
 HOSTING_FIELDS = tuple(field.name for field in dataclasses.fields(HostingOptions))
-
-
-def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    for each in AutoresetMode:
-        if mode in (each, each.value):
-            return each
-    modes = " or ".join(f"{each.value!r} (AutoresetMode.{each.name})" for each in AutoresetMode)
-    raise ValueError(f"autoreset_mode must be {modes}, got {brief(mode)}")
-
-
-def checked_info_mode(mode: InfoMode) -> InfoMode:
-    _check_choice("info_mode", mode, get_args(InfoMode))
-    return mode
-
-
-def checked_lane(lane: LaneName | None) -> LaneName:
-    """The lane itself; in place of None the one of ``ENVHUB_LANE``, or ``"auto"`` where that is not set."""
-    name = lane if lane is not None else os.environ.get(LANE_VARIABLE) or "auto"
-    _check_choice("lane" if lane is not None else LANE_VARIABLE, name, get_args(LaneName))
-    return cast("LaneName", name)
 
 
 @dataclass(frozen=True)
@@ -285,7 +248,11 @@ class SessionOptions:
 
     def __post_init__(self) -> None:
         """Check every field, with Gymnasium's texts where it has them."""
-        object.__setattr__(self, "autoreset_mode", checked_autoreset_mode(self.autoreset_mode))
+        try:  # the mode or its value
+            object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
+        except ValueError:
+            modes = " or ".join(f"{each.value!r} (AutoresetMode.{each.name})" for each in AutoresetMode)
+            raise ValueError(f"autoreset_mode must be {modes}, got {brief(self.autoreset_mode)}") from None
         mode = self.observation_mode
         if isinstance(mode, tuple) and len(mode) == 2:
             if not all(isinstance(space, Space) for space in mode):
@@ -299,15 +266,16 @@ class SessionOptions:
             )
         if isinstance(self.record, (str, Path)):
             object.__setattr__(self, "record", RecordOptions(self.record))
-        elif not (self.record is None or isinstance(self.record, RecordOptions)):
-            raise TypeError(f"record must be a folder, a RecordOptions or None, got {brief(self.record)}")
+        is_record = isinstance(self.record, (RecordOptions, type(None)))
+        check(is_record, "record", "a folder, a RecordOptions or None", self.record, TypeError)
         if self.faults.on_crash == "restore" and not self.hosting.snapshots:
             raise ValueError("on_crash='restore' needs snapshots=True")
-        checked_info_mode(self.info_mode)
-        object.__setattr__(self, "lane", checked_lane(self.lane))
-        if self.compression not in (None, "auto", *METHODS):
-            raise ValueError(f"compression must be 'auto', 'lz4', 'zstd' or None, got {brief(self.compression)}")
-        workers, seconds = cast("object", self.num_workers), cast("object", self.reconnect_timeout)
+        check_choice("info_mode", self.info_mode, get_args(InfoMode))
+        lane = os.environ.get(LANE_VARIABLE) or "auto" if self.lane is None else self.lane
+        check_choice(LANE_VARIABLE if self.lane is None else "lane", lane, get_args(LaneName))
+        object.__setattr__(self, "lane", lane)
+        check_choice("compression", self.compression, (*get_args(Compression), None))
+        workers = cast("object", self.num_workers)
         if isinstance(workers, np.integer):
             workers = int(workers)
             object.__setattr__(self, "num_workers", workers)
@@ -316,25 +284,14 @@ class SessionOptions:
                 "num_workers=0 hosts no env: for envs in this process use gymnasium.vector.SyncVectorEnv, "
                 "whose results are equal"
             )
-        if not (workers is None or (type(workers) is int and workers > 0) or str(workers) == "auto"):
-            raise ValueError(f"num_workers must be a number from 1, 'auto' or None, got {brief(workers)}")
-        if not isinstance(self.pin, bool):
-            raise TypeError(f"pin must be True or False, got {brief(self.pin)}")
-        if not isinstance(seconds, Real):
-            raise TypeError(f"reconnect_timeout must be a number of seconds, got {brief(seconds)}")
-        if not 0 <= self.reconnect_timeout <= SECONDS_MAX:  # NaN, too, is not between them
-            raise ValueError(
-                f"reconnect_timeout must be between 0 and {SECONDS_MAX} seconds, got {self.reconnect_timeout}"
-            )
-        _check_choice("on_hub_loss", self.on_hub_loss, get_args(HubLossPolicy))
-        if self.hub_index is not None:
-            if not isinstance(cast("object", self.hub_index), (int, np.integer)):
-                raise TypeError(f"hub_index must be a whole number or None, got {brief(self.hub_index)}")
-            if self.split is not None:
-                raise ValueError(
-                    "split divides the envs among several hubs, and hub_index chooses one: give one of them"
-                )
-        if not isinstance(self.spin_us, (int, type(None))) or isinstance(self.spin_us, bool):
-            raise TypeError(f"spin_us must be a number of microseconds, an int, or None, got {brief(self.spin_us)}")
+        is_number = workers is None or (type(workers) is int and workers > 0) or str(workers) == "auto"
+        check(is_number, "num_workers", "a number from 1, 'auto' or None", workers)
+        check(isinstance(self.pin, bool), "pin", "True or False", self.pin, TypeError)
+        _check_seconds("reconnect_timeout", self.reconnect_timeout)
+        check_choice("on_hub_loss", self.on_hub_loss, get_args(HubLossPolicy))
+        is_index = isinstance(self.hub_index, (int, np.integer, type(None)))
+        check(is_index, "hub_index", "a whole number or None", self.hub_index, TypeError)
+        if self.hub_index is not None and self.split is not None:
+            raise ValueError("split divides the envs among several hubs, and hub_index chooses one: give one of them")
         if self.spin_us is not None:
-            checked_spin_us(self.spin_us, "spin_us")
+            _check_count("spin_us", "microseconds", self.spin_us, SPIN_US_MAX)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium.vector.async_vector_env import AsyncState
@@ -25,17 +25,10 @@ Result = TypeVar("Result")
 STILL_PENDING = (HubTimeout, ConnectionInUse, NothingPending, SessionBusy)
 
 
-class Carrier(Protocol):
-    """Whatever carries requests to a hub: a lane, or the maker of a session."""
-
-    def give_up(self) -> None:
-        """Give up what was begun, if anything was; its results are dropped."""
-
-
 class PendingRequest:
-    """Pending requests of a session."""
+    """Pending requests of a session, and ways to give up what its connections have begun."""
 
-    def __init__(self, class_name: str, carriers: Sequence[Carrier]) -> None:
+    def __init__(self, class_name: str, *give_ups: Callable[[], None]) -> None:
         self.state = AsyncState.DEFAULT
         self.kept: Any = None  # the result of the pending request, or the error that it ended by, once it has come
         self.notified = 0  # observers
@@ -45,7 +38,7 @@ class PendingRequest:
         self.interrupted = False  # a wait for what is pending; ``close`` does not wait for it again
         self.closed = False  # the session is over, or left to another process
         self._class_name = class_name
-        self._carriers = carriers
+        self._give_ups = give_ups
 
     def busy_error(self, what: str) -> SessionBusy:
         name = str(self.state.value)
@@ -80,8 +73,8 @@ class PendingRequest:
             except Exception as error:
                 self.kept = error
         if isinstance(self.kept, Exception):
-            for carrier in self._carriers:
-                carrier.give_up()
+            for give_up in self._give_ups:
+                give_up()
             hide_frames(self.kept)
             raise self.kept
         result: Result = self.kept
@@ -92,8 +85,8 @@ class PendingRequest:
 
         A failed request is pending no more, unless the error is not its own: a signal handler may raise anything.
         """
-        for carrier in self._carriers:
-            carrier.give_up()
+        for give_up in self._give_ups:
+            give_up()
         self.state, self.kept = AsyncState.DEFAULT, None
 
     def forget(self, error: BaseException) -> None:

@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from envhub.protocol.messages import Attach, Call, Make, Observe, Op, Reset, Set
 from envhub.secret import Secret
 from envhub.transport.address import written
 from envhub.vector_errors import SessionBusy
-from envhub_client.connection.connection import Connection
+from envhub_client.connection.connection import CONNECT_TIMEOUT_S, Connection
 from envhub_client.deadline import Deadline
 from envhub_client.frames import hide_frames
 from envhub_client.lanes.base import Decode, HubLane, Lane
@@ -146,7 +145,7 @@ class VectorSession(ABC):
                 raise ValueError(f"{text} {' and '.join(errors.brief(rows, 300) for rows in torn)}; no env has moved")
         self.lane.begin_rows(env_ids, codes, arrays)
 
-    def _end_once_finished(self, finish: Callable[[], object], end: Callable[[], None]) -> None:
+    def _end_once_finished(self, finish: Callable[[], object], terminate: bool, deadline: Deadline | None) -> None:
         try:
             if self.pending.state is not AsyncState.DEFAULT and not self.pending.interrupted:
                 finish()
@@ -155,7 +154,7 @@ class VectorSession(ABC):
         except errors.EnvHubError as error:
             log.debug("closing a vector env: %s", error)
         finally:
-            end()
+            self._closable.end_all(terminate, deadline)
             self.pending.closed = True
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -179,7 +178,7 @@ class Session(VectorSession):
         address: str | Secret[str] | None,
         make: Make | Attach,
         options: SessionOptions,
-        timeout: float | None = None,
+        timeout: float = CONNECT_TIMEOUT_S,
     ) -> None:
         """Make a session, or take one over, for an object of this class; without an address on the private hub.
 
@@ -200,7 +199,7 @@ class Session(VectorSession):
             self.description = self._maker.description
             workers = self.sizing.num_workers
             self._worker_rows = [range(n, self.description.num_envs, workers) for n in range(workers)]
-            self.pending = PendingRequest(class_name, (self._maker, self.lane))
+            self.pending = PendingRequest(class_name, self.connection.give_up)
         except BaseException as error:  # an interrupt, too, must not leave the hub with envs that are not used
             self._maker.end_all()
             hide_frames(error)
@@ -244,11 +243,7 @@ class Session(VectorSession):
             raise
 
     def snapshot(self, wanted: SnapshotRequest) -> list[dict[str, Any]]:
-        try:
-            rows: list[dict[str, Any]] = self.connection.ask(Op.SNAPSHOT, wanted).message.rows
-        except BaseException:
-            self.connection.give_up()
-            raise
+        rows: list[dict[str, Any]] = self.connection.ask(Op.SNAPSHOT, wanted).message.rows
         return rows
 
     def observe(self) -> Reply:
@@ -267,7 +262,7 @@ class Session(VectorSession):
                 self.connection.close()
                 return
             with self.connection.in_use:
-                self._end_once_finished(finish, partial(self._maker.end_all, terminate, deadline))
+                self._end_once_finished(finish, terminate, deadline)
 
 
 def detach(maker: SessionMaker) -> None:

@@ -246,10 +246,6 @@ def rate(result: Result) -> float:
     return float(np.median(result.rates))
 
 
-def fastest(results: Mapping[str, Result]) -> str:
-    return max(results, key=lambda way: rate(results[way]))
-
-
 def ratios(result: Result, other: Result) -> list[float]:
     """Number of times as fast as another way: the median of the repeats, the lowest and the highest."""
     by_repeat = np.array(result.rates) / np.array(other.rates)
@@ -272,7 +268,7 @@ def table(title: str, results: Mapping[str, Result]) -> Table:
 
 
 def verdict(num_envs: int, results: Mapping[str, Result]) -> str:
-    way = fastest(results)
+    way = max(results, key=lambda each: rate(results[each]))
     best = results[way]
     close = [other for other, result in results.items() if other != way and ratios(result, best)[2] >= 1.0]
     text = f"{way} is fastest" + (f", but {' and '.join(close)} came before it in a repeat." if close else ".")

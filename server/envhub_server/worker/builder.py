@@ -104,10 +104,6 @@ class Builder:
         """Make one more env as that of the first row."""
         return adapt(self._make_env(self._envs.build.rows[0]))
 
-    def close(self) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)
-
     def _rename_factories(self) -> None:
         if not self._envs.build.factories:
             self._factories = named(self._envs.build)

@@ -71,7 +71,7 @@ class Worker:
         self._builder, self._calls = Builder(context), EnvCalls(context)
         self._rebuilder = Rebuilder(context, self._builder, self._calls)
         self._handover = Handover(channel, self._envs, self._bells)
-        self._stepper = Stepper(context, self._bells, self._rebuilder, self._handover, self._calls)
+        self.stepper = Stepper(context, self._bells, self._rebuilder, self._handover, self._calls)
         # What executes a message; False ends the worker.
         self._handlers: dict[type, Callable[[Any], bool | None]] = {
             control.Build: self._build,
@@ -82,7 +82,7 @@ class Worker:
             control.ListNames: self._names.list,
             control.MapArena: self._map_arena,
             control.RepeatRequests: self._replay,
-            control.Serve: self._stepper.serve,
+            control.Serve: self.stepper.serve,
             control.SetAttrRows: self._calls.set_again,
             control.TakeSlot: self._builder.take_slot,
             control.TakeSnapshot: self._take_snapshot,
@@ -98,7 +98,7 @@ class Worker:
                 is_over = True
 
     def _run(self) -> None:
-        channel, bells, stepper = self.channel.fileno(), self._bells, self._stepper
+        channel, bells, stepper = self.channel.fileno(), self._bells, self.stepper
         try:
             while True:
                 spun = 0
@@ -126,7 +126,7 @@ class Worker:
         return bool(self._handover.left) or self._handlers[type(message)](message) is not False
 
     def _build(self, build: control.Build) -> bool:
-        self._handover.count_episodes(build.episodes_max)
+        self._handover.episodes_left = build.episodes_max
         return self._builder.build(build)
 
     def _try(self, context: WorkerContext, wanted: control.Try) -> bool:
@@ -198,7 +198,7 @@ class Worker:
         self.channel.close()
         self._poller.close()
         self._bells.close()
-        self._stale += [self._stepper._arena, self._envs.trace]
+        self._stale += [self.stepper._arena, self._envs.trace]
         for file in open_files(()):
             if file.path.startswith(ARENA_MEMORY):  # mmap has copies of its own
                 os.close(file.number)
@@ -211,12 +211,9 @@ class Worker:
         self._envs.set_trace(None)
         if (row := self._row) is not None:
             row.renew()
-        self._stepper.renew()
+        self.stepper.renew()
         reopen_files(self._own_descriptors())
         self.is_copied = False
-
-    def serve_rows(self) -> None:
-        self._stepper.serve_rows()
 
     def _map_arena(self, mapped: control.MapArena) -> bool:
         envs, count = self._envs, len(control.ArenaDescriptors._fields) - (not mapped.trace_bytes_max)  # it is the last
@@ -234,9 +231,9 @@ class Worker:
             )
             envs.set_trace(TraceWriter(layout, descriptors.trace, arena, envs.groups))
             os.close(descriptors.trace)
-        self._stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
+        self.stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
         self._calls.attach(arena)
-        self._handover.attach(arena)
+        self._handover.arena = arena
         self.channel.send(control.Mapped())
         return True
 
@@ -268,7 +265,7 @@ class Worker:
             try:
                 group.env.close()
             except BaseException as error:
-                self._stepper.report_closing(error, group)
+                self.stepper.report_closing(error, group)
         self.channel.send(control.Closing([]))
 
     def close(self) -> None:
@@ -276,12 +273,11 @@ class Worker:
         self._envs.groups.clear()
         self._poller.close()
         self._bells.close()
-        self._builder.close()
 
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._names, self._builder, self._stepper, self._rebuilder, self._calls, self._handover
+        subjects = self._names, self._builder, self.stepper, self._rebuilder, self._calls, self._handover
         traces = [] if self._envs.trace is None else [self._envs.trace]
         return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 

@@ -113,27 +113,18 @@ class Bells:
 class Handover:
     """Decides when a worker leaves its rows."""
 
+    arena: Arena  # only once one is mapped
+
     def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
         self._channel, self._envs, self._bells = channel, envs, bells
-        # Whether a step may be the last before something is due: ``on_step`` has to follow each one.
-        self.awaited = False
         self.left: list[RowGroup] = []  # the groups that another worker serves now
-        self._episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
-        self._leaving = self._cutting = False
-
-    def attach(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def count_episodes(self, episodes_max: int) -> None:
-        self._episodes_left = episodes_max
-        self._await()
-
-    def _await(self) -> None:
-        self.awaited = self._leaving or self._episodes_left > 0
+        # While one of these is not false, ``on_step`` has to follow each step.
+        self.episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
+        self.leaving = False
+        self._cutting = False
 
     def leave(self, leave: control.Leave) -> None:
-        self._leaving, self._cutting = True, leave.cut
-        self._await()
+        self.leaving, self._cutting = True, leave.cut
         if leave.restored:
             self._go()
         else:
@@ -141,19 +132,18 @@ class Handover:
 
     def on_step(self, groups: Sequence[RowGroup]) -> None:
         """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
-        if self._episodes_left:
-            ended = self._arena.terminations | self._arena.truncations
-            self._episodes_left -= sum(int(ended[index]) for group in groups for index in group.indices)
-            if self._episodes_left <= 0:
-                self._episodes_left = 0
+        if self.episodes_left:
+            ended = self.arena.terminations | self.arena.truncations
+            done = sum(int(ended[index]) for group in groups for index in group.indices)
+            self.episodes_left = max(0, self.episodes_left - done)
+            if not self.episodes_left:
                 self._channel.send(control.EpisodesDone())
-                self._await()
         self.leave_between_episodes()
 
     def leave_between_episodes(self) -> None:
-        if not self._leaving or not self._bells.serving:
+        if not self.leaving or not self._bells.serving:
             return  # a result that is written into an arena before its rows have moved there is lost
-        needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
+        needs_reset, indices = self.arena.needs_reset.data, self._envs.indices
         ongoing = [index for index in indices if needs_reset[index] == ONGOING]
         reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
         if reported and (self._cutting or not ongoing):
@@ -167,8 +157,7 @@ class Handover:
 
     def _go(self) -> None:
         self._bells.unwatch()
-        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
-        self._await()
+        self.left, self._envs.groups, self.leaving = self._envs.groups, [], False
         self._channel.send(control.HandedOver())
 
 
@@ -420,7 +409,7 @@ class Stepper:
                 self._channel.send(control.SharedChanged(what))
         if self._rebuilder.pending:
             self._rebuilder.rebuild()
-        if self._handover.awaited:
+        if self._handover.leaving or self._handover.episodes_left:
             self._handover.on_step(groups)
 
     def _finish(self, group: RowGroup, run: Callable[[], None], is_step: bool = False) -> None:

@@ -104,10 +104,10 @@ def _step_in(worker: Worker, hub: Channel, channel: Channel) -> None:
     tell(control.Serve())
     arena.put_message(messages.pack(messages.Reset([SEED], options=codec.encode({}))))
     arena.post(OP_RESET)
-    worker.serve_rows()
+    worker.stepper.serve_rows()
     for _ in range(STEPS):
         arena.post(OP_STEP)
-        worker.serve_rows()
+        worker.stepper.serve_rows()
     tell(control.CloseEnvs())
 
 

@@ -59,6 +59,7 @@ _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THR
 ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 # Variables for the hub's own interpreter, which would break another one.
 OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
+NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 
 
 @dataclass(frozen=True)
@@ -244,17 +245,19 @@ class ZygoteProcess:
     """A process that executes the bootstrap of workers."""
 
     def __init__(
-        self,
-        hub: str,
-        program: str,
-        environ: Environment,  # without its mark
-        folder: str = "",  # its working directory; empty for the hub's
-        guarded: int = 0,  # how many running workers it is about to guard
-        imports: str = "",  # the folder from which workers import what is nowhere else; empty for none
-        flags: tuple[str, ...] = (),
+        self, hub: str, key: InterpreterKey, environ: Environment, guarded: int = 0, imports: str = ""
     ) -> None:
-        """Start the process. Raises ``OSError`` and leaves nothing behind."""
-        self.hub, self.flags = hub, flags  # the hub's name in the marks of its processes; options of the interpreter
+        """Start the process. Raises ``OSError`` or ``InterpreterUnusable``, and leaves nothing behind."""
+        # ``environ`` is that of its program, before what the key says. It guards this number of running workers.
+        # ``imports`` is the folder from which workers import what is nowhere else; empty for none.
+        self.hub, self.key = hub, key  # the hub's name in the marks of its processes
+        self.program = find(key.python)
+        if key.folder and not os.path.isdir(key.folder):
+            text = f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
+            raise InterpreterUnusable(text)
+        variables = environment_of(key, self.program, environ)
+        flags = [each for each in key.flags if not (key.is_other and each in NEW_FLAGS)]
+        command = [self.program, *flags, BOOTSTRAP]
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as far_ends:
             self.control, control = socket.socketpair()  # for control messages
             undo.callback(self.control.close)
@@ -270,16 +273,21 @@ class ZygoteProcess:
             # By ``start_pipe`` the bootstrap reports its progress; ``WorkerOutput`` has the outputs once it reads them.
             (self.start_pipe, *self.outputs), (start, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), start, os.getpid(), guarded))
-            with blocked():
-                self.process = subprocess.Popen(
-                    [program, *flags, BOOTSTRAP, *numbers, imports, *exposed()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env={**environ, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
-                    cwd=folder or None,
-                    pass_fds=[control.fileno(), start],
-                )
+            try:
+                with blocked():
+                    self.process = subprocess.Popen(
+                        [*command, *numbers, imports, *exposed()],
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        env={**variables, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
+                        cwd=key.folder or None,
+                        pass_fds=[control.fileno(), start],
+                    )
+            except OSError as error:
+                if error.filename is None:  # no process or descriptor is left; of a program the error has the name
+                    raise
+                raise InterpreterUnusable(not_executed(self.program, error)) from error
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
             self.pidfd = os.pidfd_open(self.process.pid)  # readable once the process has ended

@@ -197,8 +197,7 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.poller.register(self._sweep_bell, self)
         if zygote is not None:
-            key = InterpreterKey(flags=zygote.flags)
-            self._in_use[key] = ZygoteHandle(self, key, environ, (), zygote)
+            self._in_use[zygote.key] = ZygoteHandle(self, zygote.key, environ, (), zygote)
 
     def start(
         self,

@@ -9,16 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.ipc.packages import on_this_machine
 from envhub_server.processes.interpreter import (
     Environment,
     InterpreterKey,
-    InterpreterUnusable,
     Start,
     ZygoteProcess,
-    environment_of,
-    find,
-    not_executed,
     starting,
     trusted,
     waits,
@@ -38,7 +33,6 @@ LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that ha
 IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU time, and so waits for something
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
-NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 
 
 class ZygoteHandle:
@@ -62,22 +56,16 @@ class ZygoteHandle:
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
         self._start = Start()
-        self._program = find(key.python)
-        if key.folder and not os.path.isdir(key.folder):
-            raise InterpreterUnusable(
-                f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
-            )
         # The workers of a private hub have the paths of its program, unless they have a Python of their own.
-        self._imports = (
-            "" if supervisor.private and not key.python else trusted(key.folder or process_marks.own_folder())
-        )
+        imports = "" if supervisor.private and not key.python else trusted(key.folder or process_marks.own_folder())
         with contextlib.ExitStack() as undo:
-            executed = process or self._execute(supervisor.hub, environ, len(guarded))
+            executed = process or ZygoteProcess(supervisor.hub, key, environ, len(guarded), imports)
             undo.callback(executed.discard)
             self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
-        self._process, self._start_pipe, self.pidfd = executed.process, executed.start_pipe, executed.pidfd
+        self._program, self._process, self.pidfd = executed.program, executed.process, executed.pidfd
+        self._start_pipe = executed.start_pipe
         self._channel = Channel(executed.control, descriptors_max=0)
         self._cpu_ticks = 0
         self._idle_looks = 0
@@ -87,18 +75,6 @@ class ZygoteHandle:
         for descriptor in (self._channel.fileno(), self._start_pipe):
             self._poller.register(descriptor, self)
         self.guard(guarded)
-
-    def _execute(self, hub: str, environ: Environment, guarded: int) -> ZygoteProcess:
-        key = self.key
-        variables = environment_of(key, self._program, environ)
-        flags = tuple(each for each in key.flags if not (key.is_other and each in NEW_FLAGS))
-        started = variables, key.folder, guarded, self._imports, flags
-        try:
-            return ZygoteProcess(hub, self._program, *started)
-        except OSError as error:
-            if error.filename is None:  # no process or descriptor is left; of a program the error has the name
-                raise
-            raise InterpreterUnusable(not_executed(self._program, error)) from error
 
     @property
     def pid(self) -> int:

@@ -101,6 +101,7 @@ class StartLine(msgspec.Struct, forbid_unknown_fields=True):
 class Start:
     """Progress of an interpreter's start, by the messages of its bootstrap."""
 
+    program: str
     last: StartLine = field(default_factory=StartLine)  # the last that it said; an empty one before the first
     python: str = ""  # its version, if it has said that
     _unread: bytes = b""
@@ -121,11 +122,49 @@ class Start:
             self.python = self.last.python or self.python
 
     @property
-    def version_text(self) -> str:
-        return f" (Python {self.python})" if self.python else ""
+    def name(self) -> str:
+        return f"{self.program}{on_this_machine()}{f' (Python {self.python})' if self.python else ''}"
 
+    @property
+    def progress(self) -> str:
+        at = f"it imports {self.last.importing}" if self.last.importing else "it has not run a line of Python"
+        return f"{self.name} still starts: {at}"
+
+    @property
     def at(self) -> str:
         return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
+
+    @property
+    def why_ended(self) -> str:
+        """The reason why an interpreter that waits for something is ended."""
+        return f"{self.name} hangs {self.at}: run it by hand to see what it waits for"
+
+    def what_is_wrong(self, end: str, output: str) -> str:
+        """The reason why the interpreter that has ended so, and printed this, cannot serve."""
+        last = self.last
+        why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
+        if last.problem == "old":
+            version = f"is Python {self.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
+            return f"{self.program}{on_this_machine()} {version}"
+        if last.problem == "apart":
+            return f"{self.name} starts Python as another process: name that Python, or have the script `exec` it"
+        if last.problem == "missing":
+            also = " (or gym, 0.21 or later)" if last.module == "gymnasium" else ""
+            package = package_of(last.module)
+            return f"{self.name} has no package {package!r}{also}; run: {install(self.program, package)}"
+        if last.problem == "broken":
+            again = install(self.program, package_of(last.module), "--force-reinstall")
+            return f"{self.name} cannot import {last.module!r}: {why}; run: {again}"
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        # After a fatal error, Python prints the stacks of its threads.
+        printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")
+        printed = shortened(printed, WHY_CHARS_MAX)
+        if not self.python and "SyntaxError" in printed:
+            return f"{self.name} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
+        output = f", and printed last: {printed}" if printed else ""
+        if self.python:
+            return f"{self.name} {end} {self.at}{output}"
+        return f"{self.name} {end} and did not run as Python does{output}; name an interpreter of Python 3.8 or later"
 
 
 def find(python: str) -> str:
@@ -192,43 +231,6 @@ def not_executed(program: str, error: OSError) -> str:
     return f"{program}{on_this_machine()} {why}"
 
 
-def what_is_wrong(program: str, start: Start, end: str, output: str) -> str:
-    last, named = start.last, f"{program}{on_this_machine()}"
-    python = start.version_text
-    why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
-    if last.problem == "old":
-        return f"{named} is Python {start.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
-    if last.problem == "apart":
-        return f"{named} starts Python as another process: name that Python, or have the script `exec` it"
-    if last.problem == "missing":
-        also = " (or gym, 0.21 or later)" if last.module == "gymnasium" else ""
-        package = package_of(last.module)
-        return f"{named}{python} has no package {package!r}{also}; run: {install(program, package)}"
-    if last.problem == "broken":
-        again = install(program, package_of(last.module), "--force-reinstall")
-        return f"{named}{python} cannot import {last.module!r}: {why}; run: {again}"
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # After a fatal error, Python prints the stacks of its threads.
-    printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")
-    printed = shortened(printed, WHY_CHARS_MAX)
-    if not start.python and "SyntaxError" in printed:
-        return f"{named} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
-    output = f", and printed last: {printed}" if printed else ""
-    if not start.python:
-        return f"{named} {end} and did not run as Python does{output}; name an interpreter of Python 3.8 or later"
-    return f"{named}{python} {end} {start.at()}{output}"
-
-
-def starting(program: str, start: Start) -> str:
-    at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
-    return f"{program}{on_this_machine()}{start.version_text} still starts: {at}"
-
-
-def waits(program: str, start: Start) -> str:
-    text = f"{program}{on_this_machine()}{start.version_text} hangs {start.at()}"
-    return f"{text}: run it by hand to see what it waits for"
-
-
 class UnsafeFolder(ValueError):
     """An env would be imported from a folder that others may write to."""
 
@@ -245,19 +247,20 @@ class ZygoteProcess:
     """A process that executes the bootstrap of workers."""
 
     def __init__(
-        self, hub: str, key: InterpreterKey, environ: Environment, guarded: int = 0, imports: str = ""
+        self, hub: str, key: InterpreterKey, environ: Environment, guarded: int = 0, is_private: bool = True
     ) -> None:
         """Start the process. Raises ``OSError`` or ``InterpreterUnusable``, and leaves nothing behind."""
         # ``environ`` is that of its program, before what the key says. It guards this number of running workers.
-        # ``imports`` is the folder from which workers import what is nowhere else; empty for none.
         self.hub, self.key = hub, key  # the hub's name in the marks of its processes
-        self.program = find(key.python)
+        self.start = Start(find(key.python))
         if key.folder and not os.path.isdir(key.folder):
             text = f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
             raise InterpreterUnusable(text)
-        variables = environment_of(key, self.program, environ)
+        variables = environment_of(key, self.start.program, environ)
         flags = [each for each in key.flags if not (key.is_other and each in NEW_FLAGS)]
-        command = [self.program, *flags, BOOTSTRAP]
+        # The folder from which workers import what is nowhere else; empty for none. Those of a private hub have the
+        # paths of its program, unless they have a Python of their own.
+        imports = "" if is_private and not key.python else trusted(key.folder or process_marks.own_folder())
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as far_ends:
             self.control, control = socket.socketpair()  # for control messages
             undo.callback(self.control.close)
@@ -276,7 +279,7 @@ class ZygoteProcess:
             try:
                 with blocked():
                     self.process = subprocess.Popen(
-                        [*command, *numbers, imports, *exposed()],
+                        [self.start.program, *flags, BOOTSTRAP, *numbers, imports, *exposed()],
                         stdin=subprocess.DEVNULL,
                         stdout=stdout,
                         stderr=stderr,
@@ -287,7 +290,7 @@ class ZygoteProcess:
             except OSError as error:
                 if error.filename is None:  # no process or descriptor is left; of a program the error has the name
                     raise
-                raise InterpreterUnusable(not_executed(self.program, error)) from error
+                raise InterpreterUnusable(not_executed(self.start.program, error)) from error
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
             self.pidfd = os.pidfd_open(self.process.pid)  # readable once the process has ended

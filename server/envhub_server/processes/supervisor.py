@@ -22,14 +22,7 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_M
 from envhub_server.ipc.process_marks import NO_WORKER
 from envhub_server.log import Logger, writes_json
 from envhub_server.loop import Loop
-from envhub_server.processes.interpreter import (
-    OWN,
-    START_VARIABLES,
-    Environment,
-    InterpreterKey,
-    InterpreterUnusable,
-    ZygoteProcess,
-)
+from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, ZygoteProcess
 from envhub_server.processes.worker_handle import (
     Events,
     MemoryKills,
@@ -251,7 +244,7 @@ class Supervisor:
     def _zygote(self, key: InterpreterKey, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._in_use.get(key)
-        if current is not None and current.alive and _start_alike(current.environ, environ):
+        if current is not None and current.serves(environ):
             return current
         zygote = ZygoteHandle(self, key, environ, self._pids())
         if current is not None:
@@ -344,8 +337,3 @@ class Supervisor:
             stream.close()
         self.loop.poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)
-
-
-def _start_alike(started: Environment, wanted: Environment) -> bool:
-    names = (name for name in started.keys() | wanted.keys() if name.startswith(START_VARIABLES))
-    return all(started.get(name) == wanted.get(name) for name in names)

@@ -59,7 +59,9 @@ def counter(file: Path, name: str) -> int | None:
     return None
 
 
-def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:
+def exit_cause(
+    code: int, out_of_memory: OutOfMemory = OutOfMemory.NO, remark: str = "", log_tail: str = ""
+) -> ExitCause:
     if code >= 0:
         return ExitCause(f"exited with status {code}{remark}", "", code, log_tail)
     name = signal_name(-code)

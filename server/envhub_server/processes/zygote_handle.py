@@ -9,23 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.processes.interpreter import (
-    Environment,
-    InterpreterKey,
-    Start,
-    ZygoteProcess,
-    starting,
-    trusted,
-    waits,
-    what_is_wrong,
-)
-from envhub_server.processes.worker_handle import (
-    OutOfMemory,
-    ProcessSupervisor,
-    WorkerHandle,
-    exit_cause,
-    request_workers,
-)
+from envhub_server.processes.interpreter import START_VARIABLES, Environment, InterpreterKey, ZygoteProcess
+from envhub_server.processes.worker_handle import ProcessSupervisor, WorkerHandle, exit_cause, request_workers
 from envhub_server.processes.worker_output import WorkerOutput
 
 SAID_READ_BYTES = 4096
@@ -55,16 +40,13 @@ class ZygoteHandle:
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
-        self._start = Start()
-        # The workers of a private hub have the paths of its program, unless they have a Python of their own.
-        imports = "" if supervisor.private and not key.python else trusted(key.folder or process_marks.own_folder())
         with contextlib.ExitStack() as undo:
-            executed = process or ZygoteProcess(supervisor.hub, key, environ, len(guarded), imports)
+            executed = process or ZygoteProcess(supervisor.hub, key, environ, len(guarded), supervisor.private)
             undo.callback(executed.discard)
             self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
-        self._program, self._process, self.pidfd = executed.program, executed.process, executed.pidfd
+        self._start, self._process, self.pidfd = executed.start, executed.process, executed.pidfd
         self._start_pipe = executed.start_pipe
         self._channel = Channel(executed.control, descriptors_max=0)
         self._cpu_ticks = 0
@@ -82,13 +64,14 @@ class ZygoteHandle:
 
     @property
     def starting(self) -> str:
-        return starting(self._program, self._start) if self._starting_s and not self.ready else ""
+        return self._start.progress if self._starting_s and not self.ready else ""
 
-    @property
-    def alive(self) -> bool:
-        """True if it can fork workers; a zygote that is being killed has closed its channel."""
-        self.on_ready(-1)
-        return not self._channel_closed and self._process.poll() is None
+    def serves(self, environ: Environment) -> bool:
+        """True if it can fork workers, whose start environment is this one."""
+        self.on_ready(-1)  # a zygote that is being killed has closed its channel
+        names = (name for name in self.environ.keys() | environ.keys() if name.startswith(START_VARIABLES))
+        alike = all(self.environ.get(name) == environ.get(name) for name in names)
+        return alike and not self._channel_closed and self._process.poll() is None
 
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Request the processes of these workers, now or once it is ready, and close the hub's far ends of them."""
@@ -149,7 +132,7 @@ class ZygoteHandle:
         idle = sleeps and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
         if (self._idle_looks >= IDLE_LOOKS and self.key.is_other) or self._starting_s >= START_S_MAX:
-            self.problem = waits(self._program, self._start)
+            self.problem = self._start.why_ended
             self.kill()
         else:
             self._look_in(LOOK_S)
@@ -197,8 +180,7 @@ class ZygoteHandle:
         code = self._process.wait()
         self._read_start()
         if not self.ready:
-            end = exit_cause(code, OutOfMemory.NO, "", "").how
-            self.problem = self.problem or what_is_wrong(self._program, self._start, end, self._output.tail)
+            self.problem = self.problem or self._start.what_is_wrong(exit_cause(code).how, self._output.tail)
         self._end_start()
         self._poller.unregister(self.pidfd)
         os.close(self.pidfd)

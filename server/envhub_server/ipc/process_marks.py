@@ -127,11 +127,13 @@ def children(pid: int) -> list[int]:
     return pids
 
 
-def family(*pids: int) -> list[int]:
-    """These processes and their descendants."""
+def family(*pids: int, every: bool = False) -> list[int]:
+    """These processes and their descendants, ``PROCESSES_MAX`` or so of them, or else ``every`` one."""
     members = [*pids]
     for each in members:  # the list grows during the loop
-        if len(members) < PROCESSES_MAX:
+        if every:
+            members += children(each)
+        elif len(members) < PROCESSES_MAX:
             members += listed_children(each) or ()  # a search of every process would cost too much
     return members
 
@@ -162,15 +164,8 @@ def cpu_s(*pids: int) -> float:
     return sum(sum(map(int, stat(each)[11:15])) for each in family(*pids)) / os.sysconf("SC_CLK_TCK")
 
 
-def descendants(pid: int) -> list[int]:
-    pids = children(pid)
-    for child in pids:  # the list grows during the loop
-        pids += children(child)
-    return pids
-
-
 def kill_tree(pid: int) -> None:
-    for number in [pid, *descendants(pid)]:
+    for number in family(pid, every=True):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)
 

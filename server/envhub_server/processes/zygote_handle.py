@@ -126,7 +126,7 @@ class ZygoteHandle:
             return
         self._starting_s += LOOK_S
         # A script may compute in a program that it starts.
-        stats = [process_marks.stat(pid) for pid in (self.pid, *process_marks.descendants(self.pid))]
+        stats = [process_marks.stat(pid) for pid in process_marks.family(self.pid, every=True)]
         before, self._cpu_ticks = self._cpu_ticks, sum(sum(map(int, stat[11:13])) for stat in stats)
         sleeps = {*(stat[0] for stat in stats if stat)} == {b"S"} and not self._output.is_paused
         idle = sleeps and self._cpu_ticks - before < IDLE_TICKS_MAX

@@ -197,14 +197,14 @@ class Zygote:
                 refuse(ends.pop(0), error)
         else:
             if not middle:
-                self._be_middle(wanted, partial(self._be_grown, become, drawn))
+                self._be_middle(wanted, become, drawn)
             with contextlib.suppress(ChildProcessError):  # a worker's env may ignore SIGCHLD, or wait for any child
                 os.waitpid(middle, 0)
         for ends in wanted:
             for end in ends:
                 os.close(end)
 
-    def _be_middle(self, wanted: list[list[int]], become: Callable[[int, list[int]], None]) -> None:
+    def _be_middle(self, wanted: list[list[int]], become: Callable[[int, list[int]], None], drawn: Any) -> None:
         try:
             parent = os.getpid()
             self._channel.close()
@@ -218,6 +218,8 @@ class Zygote:
                     if not grown:
                         for end in itertools.chain.from_iterable(wanted):
                             os.close(end)
+                        # Python has seeded it after each fork, as ``reseed`` does where nothing else has before.
+                        random.setstate(drawn)
                         become(parent, ends)
                 # The next workers must not inherit them: if another process holds a worker's end of the channel, the
                 # hub does not see that the worker has ended.
@@ -231,10 +233,6 @@ class Zygote:
                 traceback.print_exc()
             finally:
                 os._exit(1)
-
-    def _be_grown(self, become: Callable[[int, list[int]], None], drawn: Any, parent: int, ends: list[int]) -> None:
-        random.setstate(drawn)  # Python has seeded it after each fork, as ``reseed`` does where nothing else has before
-        become(parent, ends)
 
     def _become_worker(self, parent: int, ends: list[int]) -> None:
         if not self._of_session:
@@ -276,14 +274,7 @@ class Zygote:
         worker.renew()
         raise Restored
 
-    def _join_hub(
-        self,
-        parent: int,
-        end: int,
-        name: str,
-        stacks: int = -1,
-        former: Channel | None = None,
-    ) -> Channel:
+    def _join_hub(self, parent: int, end: int, name: str, stacks: int = -1, former: Channel | None = None) -> Channel:
         """Become a child of the hub, in a process that ``parent`` forked before it ends; returns its channel.
 
         A copy of a worker has the ``former`` channel, over another connection.

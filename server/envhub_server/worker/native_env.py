@@ -6,7 +6,6 @@ reset as the session's autoreset mode demands.
 
 from __future__ import annotations
 
-import inspect
 from itertools import compress
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -15,6 +14,7 @@ import numpy as np
 from envhub.errors import brief
 from envhub.values.gym_api import api
 from envhub_server.worker.batch_memory import choose_infos
+from envhub_server.worker.gym_compat import parameters_of
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
@@ -267,10 +267,7 @@ def why_not_batch(made: Any, num_envs: int) -> str:
 
 def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
     """True if a function has an argument of this name; without ``by_name`` also if it may take any."""
-    try:
-        parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):  # some functions in C have none
-        return not by_name
+    parameters = parameters_of(make)
     return name in parameters or (not by_name and any(each.kind is each.VAR_KEYWORD for each in parameters.values()))
 
 

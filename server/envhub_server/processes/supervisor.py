@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from envhub.arena.spin import RING
 from envhub.values.codec import KNOWN
-from envhub_server.ipc import process_marks
+from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.ipc.process_marks import NO_WORKER
 from envhub_server.log import Logger, writes_json
@@ -291,7 +291,7 @@ class Supervisor:
     def on_born(self, pid: int) -> None:
         """Have every zygote guard this worker, since any of them may end before the hub."""
         for zygote in self._in_use.values():
-            zygote.guard([pid])
+            zygote.send(control.Guard([pid]))
         self.reap_orphans()  # a sweep before may have been without reaping
 
     def on_end(self, worker: WorkerHandle) -> None:
@@ -322,7 +322,7 @@ class Supervisor:
         ended, self._unswept = self._unswept, []
         for zygote in self._in_use.values():
             for pid in ended:
-                zygote.reaped(pid)
+                zygote.send(control.Reaped(pid))
 
     def close(self) -> None:
         """End the zygotes and all orphans; sessions end their own workers."""

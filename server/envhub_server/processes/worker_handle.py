@@ -189,6 +189,8 @@ class ProcessSupervisor(Source, Protocol):
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped."""
 
+    reported: tuple[type, ...] = (WorkerStarted, WorkerMessage, WorkerExited)  # the events that its session is told
+
     def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.loop.poller
@@ -383,7 +385,8 @@ class WorkerHandle:
         self._report(WorkerExited(self._number, cause))
 
     def _report(self, event: WorkerEvent) -> None:
-        self._events.append((self._session, event))
+        if isinstance(event, self.reported):
+            self._events.append((self._session, event))
 
     def never_born(self, how: str, unready: str) -> None:
         self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
@@ -424,21 +427,18 @@ def request_workers(channel: Channel, workers: Sequence[WorkerHandle]) -> None:
 class SessionZygote(WorkerHandle):
     """The zygote of a session, which its first worker forks once it has imported the code of the envs."""
 
+    reported: tuple[type, ...] = ()
+
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Request these processes; where it has ended, or ends before, they report that they could not be started."""
         request_workers(self._channel, workers)
-
-    def _report(self, event: WorkerEvent) -> None:
-        """Report nothing: a session is told of its workers alone."""
 
 
 class SnapshotProcess(SessionZygote):
     """The process that has a snapshot of an env, which the env's worker forks; its number is below zero."""
 
+    reported = WorkerStarted, WorkerExited
+
     def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
         super().__init__(supervisor, worker, events)
         self._close_pipes()  # it prints nothing, and nothing rings it: there may be hundreds
-
-    def _report(self, event: WorkerEvent) -> None:
-        if not isinstance(event, WorkerMessage):
-            WorkerHandle._report(self, event)

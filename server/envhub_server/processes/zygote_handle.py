@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
@@ -56,7 +56,7 @@ class ZygoteHandle:
         self._poller.register(self.pidfd, supervisor)
         for descriptor in (self._channel.fileno(), self._start_pipe):
             self._poller.register(descriptor, self)
-        self.guard(guarded)
+        self.send(control.Guard([*guarded]))
 
     @property
     def pid(self) -> int:
@@ -137,13 +137,7 @@ class ZygoteHandle:
         else:
             self._look_in(LOOK_S)
 
-    def guard(self, pids: Iterable[int]) -> None:
-        self._send(control.Guard(list(pids)))
-
-    def reaped(self, pid: int) -> None:
-        self._send(control.Reaped(pid))
-
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
         with contextlib.suppress(ChannelClosed):  # it has ended, and is about to be reaped
             self._channel.send(message)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
@@ -168,7 +162,7 @@ class ZygoteHandle:
             if not self._waiting:
                 self.kill()
             return
-        self._send(control.Retire())
+        self.send(control.Retire())
         if self._channel.backlogged:  # a channel that ends without this message means that the hub was killed
             self.kill()
         self._close_channel()

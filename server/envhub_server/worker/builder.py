@@ -167,9 +167,9 @@ class Builder:
         sources = envs.build.rows  # also the one whose env was built first, of which the rows are the rest
         if envs.build.batch_workers:
             self._reseed(rows[0])
-            batch, mode = self._make_batch(rows), envs.build.autoreset_mode
+            batch = self._make_batch(rows)
             self._share_imports()
-            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.row_offset))
+            envs.groups.append(EnvBatch(rows, batch, envs.build))
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
@@ -228,8 +228,7 @@ class Builder:
         self._reseed(row)
         runner = self._runner(adapt(self._make_env(row)))
         self._share_imports()
-        kind = SnapshotRow if build.snapshots else Row
-        self._envs.groups.append(kind(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.row_offset))
+        self._envs.groups.append((SnapshotRow if build.snapshots else Row)(row, runner, build))
 
     def _make_env(self, row: int) -> Any:
         name = f"the factory of env {self._envs.build.row_offset + row}"

@@ -20,11 +20,10 @@ from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.batch_memory import BatchActions, BatchResults, Outcome, infos_by_env
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
 from envhub_server.worker.row import DISABLED, SAME_STEP, Row
-from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, as_slice, why_not_finite
+from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, Send, as_slice, why_not_finite
 from envhub_server.worker.trace_writer import TraceWriter
 
 _INVALID = codec.encode({"invalid_transition": True})
@@ -33,14 +32,10 @@ _INVALID = codec.encode({"invalid_transition": True})
 class EnvBatch:
     """A vector env of this worker, with its rows."""
 
-    def __init__(
-        self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
-    ) -> None:
-        self.env = env
-        self._row_offset = row_offset
+    def __init__(self, rows: Sequence[int], env: NativeEnv, build: control.Build) -> None:
+        self.env, self._build = env, build
         self._be(rows)
-        self._mode = autoreset_mode
-        self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
+        self._mode, self._finite_only = build.autoreset_mode, build.on_invalid != "pass"
         self._new = True  # True until its first reset, which is of all rows
         self._seeds: list[int | None] = [None] * len(self.indices)  # the last seeds from the program
         self._first_seeds = self._seeds  # of the reset that a new env begins with
@@ -67,23 +62,14 @@ class EnvBatch:
             self.trace.made(self)
 
     def attach(
-        self,
-        arena: Arena,
-        observation_space: Any,
-        action_space: Any,
-        send: Callable[[object], None],
-        columns: Writer | None,
-        finite_only: bool,
-        info_bytes_max: int = MESSAGE_BYTES_MAX,
+        self, arena: Arena, observation_space: Any, action_space: Any, send: Send, columns: Writer | None
     ) -> None:
         if OBJECT in spaces.leaves(observation_space):
             raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
-        self._arena, self._send, self._finite_only = arena, send, finite_only
+        self._arena, self._send = arena, send
         self._observation_space = observation_space
         same_step = self._mode == SAME_STEP
-        self._infos = [
-            InfoWriter(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices
-        ]
+        self._infos = [InfoWriter(row, arena, send, columns, self._build) for row in self.indices]
         mine = self.arena_index
         batch_columns = None if columns is None else BatchWriter(columns, partial(arena.infos_of, mine), mine)
         self._results = BatchResults(arena, self.indices, self._infos, batch_columns, same_step)
@@ -248,7 +234,7 @@ class EnvBatch:
         return arrays
 
     def _numbers(self, rows: Sequence[int] | np.ndarray) -> list[int]:
-        return [self._row_offset + int(row) for row in rows]
+        return [self._build.row_offset + int(row) for row in rows]
 
     def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
         wrong = ~np.isfinite(outcome.rewards)

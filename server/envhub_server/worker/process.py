@@ -20,7 +20,7 @@ from envhub.arena.memory import Arena
 from envhub.values import codec, spaces
 from envhub.values.info_columns import COLUMNS_BYTES_MAX, Writer
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import FORKED_STATUS, MESSAGE_BYTES_MAX, Channel, ChannelClosed
+from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder, Rebuilder
 from envhub_server.worker.calls import EnvCalls
@@ -242,8 +242,8 @@ class Worker:
             self.channel.send(control.InfoTemplate(number, example, nbytes))
 
         build, group = self._envs.build, self._envs.groups[0]
-        info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
-        columns = Writer(min(info_bytes_max, COLUMNS_BYTES_MAX), send_template) if build.columns else None
+        row_bytes = COLUMNS_BYTES_MAX if build.allow_pickle else min(build.info_bytes_max, COLUMNS_BYTES_MAX)
+        columns = Writer(row_bytes, send_template) if build.columns else None
         try:
             observed, acted = (
                 spaces.build(codec.decode(blob, build.allow_pickle))
@@ -252,8 +252,7 @@ class Worker:
             self._envs.spaces = SessionSpaces(observed, acted, mapped.observation_mode)
             for group in self._envs.groups:
                 self._envs.spaces.check(group.env)
-                finite_only = build.on_invalid != "pass"
-                group.attach(arena, observed, acted, self.channel.send, columns, finite_only, info_bytes_max)
+                group.attach(arena, observed, acted, self.channel.send, columns)
         except BaseException as error:
             self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
             return False

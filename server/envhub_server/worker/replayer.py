@@ -83,7 +83,7 @@ class Replayer:
         arena.format(1)
         self._mine = self.group.arena_index if isinstance(self.group, EnvBatch) else slice(0, 1)
         observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
-        self.group.attach(arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
+        self.group.attach(arena, observed, acted, lambda message: None, None)
         trace = codec.decode(replay.trace)
         self._first, widths = trace["first"], layout_of(1, True, layout.actions, 0).widths
         rows, rings = len(build.rows), [np.frombuffer(ring, np.uint8) for ring in trace["rings"]]
@@ -149,13 +149,11 @@ class Replayer:
 def _group(build: Build) -> Row | EnvBatch:
     adopt_environment(build)
     set_up(build)
-    rows, mode = build.rows, build.autoreset_mode
+    rows = build.rows
     factory = factories(build)[rows[0]]
     if build.batch_workers:
-        return EnvBatch(
-            rows, made_by(factory, WorkerRows(rows, build.batch_workers), mode), mode, False, build.row_offset
-        )
-    return Row(0, runner_class(b"")(adapt(factory())), mode, False, build.row_offset + rows[0])
+        return EnvBatch(rows, made_by(factory, WorkerRows(rows, build.batch_workers), build.autoreset_mode), build)
+    return Row(0, runner_class(b"")(adapt(factory())), replace(build, row_offset=build.row_offset + rows[0]))
 
 
 def _entries(blob: bytes) -> Iterator[list[Any]]:

@@ -22,7 +22,6 @@ from envhub.errors import brief
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.gym_compat import accepts
 from envhub_server.worker.row_memory import (
     CheckPlan,
@@ -30,6 +29,7 @@ from envhub_server.worker.row_memory import (
     NotFinite,
     ObservationWriter,
     RowActions,
+    Send,
     why_not_finite,
 )
 from envhub_server.worker.trace_writer import TraceWriter
@@ -75,16 +75,13 @@ class Row:
 
     posted = True  # whether the words of all of its rows are written, if that of the first is
 
-    def __init__(
-        self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
-    ) -> None:
-        self._row_offset = row_offset
+    def __init__(self, index: int, runner: EnvRunner, build: control.Build) -> None:
+        self._build = build
         self.move(index)
         self.env = runner.env
         self._runner = runner
-        self._mode = autoreset_mode
-        self._exact = codec.as_pickle if allow_pickle else codec.refuse
-        self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
+        self._mode, self._finite_only = build.autoreset_mode, build.on_invalid != "pass"
+        self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._plan = CheckPlan()
         self.first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # of its resets
@@ -95,7 +92,7 @@ class Row:
 
     def move(self, index: int) -> None:
         self.index = self.arena_index = index  # in the session; the place of the group's words
-        self.indices, self._name = [index], f"env {self._row_offset + index}"
+        self.indices, self._name = [index], f"env {self._build.row_offset + index}"
         self.bits = index | FIRST_CALL  # the lower bits of the worker's progress word while it is at this row
 
     def rebuilt(self, runner: EnvRunner) -> None:
@@ -106,24 +103,15 @@ class Row:
             self.trace.made(self)
 
     def attach(
-        self,
-        arena: Arena,
-        observation_space: Any,
-        action_space: Any,
-        send: Callable[[object], None],
-        columns: Writer | None,
-        finite_only: bool,
-        info_bytes_max: int = MESSAGE_BYTES_MAX,
+        self, arena: Arena, observation_space: Any, action_space: Any, send: Send, columns: Writer | None
     ) -> None:
         # The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the
-        # first observation that is not in its space. With ``finite_only``, a step or a reset may raise ``NotFinite``.
-        self._send, self._finite_only = send, finite_only
+        # first observation that is not in its space.
+        self._send = send
         self._plan.begin(not isinstance(observation_space, spaces.Anything))
         self._actions = RowActions(arena, self.index, action_space)
         self._observation = ObservationWriter(arena, self.index, observation_space, self._name)
-        self._info = InfoWriter(
-            self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max
-        )
+        self._info = InfoWriter(self.index, arena, send, columns, self._build)
         self._observation_space, self._arena = observation_space, arena
         # As words, because NumPy takes ten times as long to store a single number into an array.
         self._rewards, self._terminations = arena.rewards.data, arena.terminations.data

@@ -120,8 +120,8 @@ class SnapshotRow(Row):
     _taken: KeptResult | None = None  # by the snapshot that is taken
     _restored: KeptResult | None = None  # in a restored process, until it has shown this
 
-    def __init__(self, index: int, runner: EnvRunner, *options: Any) -> None:
-        super().__init__(index, runner, *options)
+    def __init__(self, index: int, runner: EnvRunner, build: control.Build) -> None:
+        super().__init__(index, runner, build)
         self._runner: Any = RequestLog(runner)
 
     def rebuilt(self, runner: EnvRunner) -> None:

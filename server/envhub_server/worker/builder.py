@@ -44,19 +44,23 @@ from envhub_server.worker.snapshot_row import SnapshotRow
 
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs
+REPORTED_CHARS_MAX = 4096  # of an exception's text
 NEEDS_VECTOR = "what takes num_envs makes a vector env: pass vector=True (an operator says vector = true in its table)"
 
 
 class Builder:
-    """Builds the envs of one worker by the hub's messages."""
+    """Builds the envs of one worker by the hub's messages, and again where they raised."""
 
     # A method that executes a message returns whether the worker continues.
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._channel, self._envs, self._host, self._reports, _ = context
+    def __init__(self, context: WorkerContext, calls: EnvCalls) -> None:
+        self._channel, self._envs, self._host, self._reports, self._progress = context
+        self._calls = calls
         self._memory = -1  # descriptor of pickled factories
         self._row = -1  # the row that is being built
         self._imports: ImportWatch | None = None  # of the first worker, until the others may start
+        self.pending: list[RowGroup] = []  # the groups whose env must be rebuilt
+        self._rebuilds = 0
 
     def build(self, build: control.Build) -> bool:
         self._envs.number = build.worker
@@ -92,17 +96,47 @@ class Builder:
         for group in unused:
             _close(group)
 
-    def rebuild(self, group: RowGroup) -> None:
-        _close(group)
-        if isinstance(group, EnvBatch):
-            group.rebuilt(self._make_batch(group.indices))
-        else:
-            group.rebuilt(self._runner(adapt(self._make_env(group.index))))
-        self._envs.spaces.check(group.env)
-
     def another(self) -> Any:
         """Make one more env as that of the first row."""
         return adapt(self._make_env(self._envs.build.rows[0]))
+
+    def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
+        described = self._reports.describe(error, group.index)
+        trace = b"" if self._envs.trace is None else self._envs.trace.taken_of(group.index)
+        failure = EnvFailure(
+            "nan" if isinstance(error, NotFinite) else "exception",
+            described.message or raised_text(described.type, ""),
+            restarts=self._rebuilds,
+            exception=described.type,
+            traceback=described.traceback,
+            replay=name_of_raised(self._envs.build.replays, group.index, number) if trace else "",
+        )
+        group.truncate(failure_info(failure))
+        text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
+        # The hub reads short headers only.
+        reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
+        self._channel.send(control.Faulted(group.index, text, number, trace, reported))
+        self.pending.append(group)
+
+    def rebuild(self) -> None:
+        while self.pending:
+            group = self.pending.pop()
+            self._rebuilds += 1
+            group.bits |= FIRST_CALL  # the hub allows the time for a build
+            self._progress.begin(group)
+            try:
+                _close(group)
+                if isinstance(group, EnvBatch):
+                    group.rebuilt(self._make_batch(group.indices))
+                else:
+                    group.rebuilt(self._runner(adapt(self._make_env(group.index))))
+                self._envs.spaces.check(group.env)
+                self._calls.set_all_again(group.indices)
+            except BaseException:
+                traceback.print_exc()
+                self._host.crash()
+            self._progress.show(group.index)
+            self._progress.rest()
 
     def _rename_factories(self) -> None:
         if not self._envs.build.factories:
@@ -261,49 +295,3 @@ def _close(group: RowGroup) -> None:
         group.env.close()
     except BaseException:
         traceback.print_exc()  # into the worker's log
-
-
-REPORTED_CHARS_MAX = 4096  # of an exception's text
-
-
-class Rebuilder:
-    """Rebuilds the envs of one worker. ``pending``: the groups whose env must be rebuilt."""
-
-    def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
-        self._channel, self._envs, self._host, self._reports, self._progress = context
-        self._builder, self._calls = builder, calls
-        self.pending: list[RowGroup] = []
-        self._count = 0
-
-    def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
-        described = self._reports.describe(error, group.index)
-        trace = b"" if self._envs.trace is None else self._envs.trace.taken_of(group.index)
-        failure = EnvFailure(
-            "nan" if isinstance(error, NotFinite) else "exception",
-            described.message or raised_text(described.type, ""),
-            restarts=self._count,
-            exception=described.type,
-            traceback=described.traceback,
-            replay=name_of_raised(self._envs.build.replays, group.index, number) if trace else "",
-        )
-        group.truncate(failure_info(failure))
-        text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
-        # The hub reads short headers only.
-        reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
-        self._channel.send(control.Faulted(group.index, text, number, trace, reported))
-        self.pending.append(group)
-
-    def rebuild(self) -> None:
-        while self.pending:
-            group = self.pending.pop()
-            self._count += 1
-            group.bits |= FIRST_CALL  # the hub allows the time for a build
-            self._progress.begin(group)
-            try:
-                self._builder.rebuild(group)
-                self._calls.set_all_again(group.indices)
-            except BaseException:
-                traceback.print_exc()
-                self._host.crash()
-            self._progress.show(group.index)
-            self._progress.rest()

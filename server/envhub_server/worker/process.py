@@ -22,7 +22,7 @@ from envhub.values.info_columns import COLUMNS_BYTES_MAX, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.ipc.replay_file import layout_of
-from envhub_server.worker.builder import Builder, Rebuilder
+from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
 from envhub_server.worker.copyable import (
@@ -68,10 +68,10 @@ class Worker:
         self._reports = FailureReports(channel, self._envs)
         self._names = NameLister(channel, self._reports)
         context = WorkerContext(channel, self._envs, host, self._reports, self._progress)
-        self._builder, self._calls = Builder(context), EnvCalls(context)
-        self._rebuilder = Rebuilder(context, self._builder, self._calls)
+        self._calls = EnvCalls(context)
+        self._builder = Builder(context, self._calls)
         self._handover = Handover(channel, self._envs, self._bells)
-        self.stepper = Stepper(context, self._bells, self._rebuilder, self._handover, self._calls)
+        self.stepper = Stepper(context, self._bells, self._builder, self._handover, self._calls)
         # What executes a message; False ends the worker.
         self._handlers: dict[type, Callable[[Any], bool | None]] = {
             control.Build: self._build,
@@ -276,7 +276,7 @@ class Worker:
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._names, self._builder, self.stepper, self._rebuilder, self._calls, self._handover
+        subjects = self._names, self._builder, self.stepper, self._calls, self._handover
         traces = [] if self._envs.trace is None else [self._envs.trace]
         return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 

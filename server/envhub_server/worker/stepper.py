@@ -36,7 +36,7 @@ from envhub.values import codec
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, moved_up
 from envhub_server.ipc.control import ArenaDescriptors
-from envhub_server.worker.builder import Rebuilder
+from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import HostedEnvs, PendingFailure, WorkerContext
 from envhub_server.worker.env_batch import RowGroup
@@ -170,10 +170,10 @@ class Stepper:
     """Serves the rows of one worker."""
 
     def __init__(
-        self, context: WorkerContext, bells: Bells, rebuilder: Rebuilder, handover: Handover, calls: EnvCalls
+        self, context: WorkerContext, bells: Bells, builder: Builder, handover: Handover, calls: EnvCalls
     ) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
-        self._bells, self._rebuilder, self._handover, self._calls = bells, rebuilder, handover, calls
+        self._bells, self._builder, self._handover, self._calls = bells, builder, handover, calls
         # By its op, what carries out a request whose arguments are the arena's message.
         self._verbs = {OP_OUT_OF_BAND: self._step_out_of_band, OP_RESET: self._reset}
         self._verbs.update(dict.fromkeys(CALLS, self._call))
@@ -407,8 +407,8 @@ class Stepper:
             if self._shared is not None and (what := self._shared.changed()):
                 self._shared = None
                 self._channel.send(control.SharedChanged(what))
-        if self._rebuilder.pending:
-            self._rebuilder.rebuild()
+        if self._builder.pending:
+            self._builder.rebuild()
         if self._handover.leaving or self._handover.episodes_left:
             self._handover.on_step(groups)
 
@@ -427,7 +427,7 @@ class Stepper:
         build = self._envs.build
         policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
         if is_step and not isinstance(error, PendingFailure) and policy == "truncate":
-            self._rebuilder.truncate(group, error, self._request[group.index])
+            self._builder.truncate(group, error, self._request[group.index])
             return
         group.repeat_last()
         for index in group.indices:

@@ -130,7 +130,7 @@ class Builder:
                     group.rebuilt(self._make_batch(group.indices))
                 else:
                     group.rebuilt(self._runner(adapt(self._make_env(group.index))))
-                self._envs.spaces.check(group.env)
+                self._envs.check_spaces(group.env)
                 self._calls.set_all_again(group.indices)
             except BaseException:
                 traceback.print_exc()

@@ -24,7 +24,7 @@ from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.ipc.replay_file import layout_of
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
+from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, WorkerContext
 from envhub_server.worker.copyable import (
     open_files,
     pause_openmp,
@@ -249,9 +249,9 @@ class Worker:
                 spaces.build(codec.decode(blob, build.allow_pickle))
                 for blob in (mapped.observation_space, mapped.action_space)
             )
-            self._envs.spaces = SessionSpaces(observed, acted, mapped.observation_mode)
+            self._envs.spaces = observed, acted, mapped.observation_mode
             for group in self._envs.groups:
-                self._envs.spaces.check(group.env)
+                self._envs.check_spaces(group.env)
                 group.attach(arena, observed, acted, self.channel.send, columns)
         except BaseException as error:
             self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])

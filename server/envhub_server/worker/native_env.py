@@ -6,6 +6,7 @@ reset as the session's autoreset mode demands.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import compress
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -288,8 +289,8 @@ class SharedCall:
     """A call of the vector env on behalf of several of its envs."""
 
     def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
-        self.env, self._whole, self._reset_early = env, whole, reset_early
-        self._early: BaseException | bool = False  # whether all envs were reset early, or what that raised
+        self.env, self._whole = env, whole
+        self.reset_early = lru_cache(maxsize=None)(reset_early)  # for all of the envs at once
         self._returned: list[Any] | None = None
         self._values: dict[int, Any] = {}
 
@@ -297,16 +298,6 @@ class SharedCall:
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
-
-    def reset_early(self) -> None:
-        if self._early is False:
-            try:
-                self._reset_early()
-                self._early = True
-            except BaseException as error:
-                self._early = error
-        if isinstance(self._early, BaseException):
-            raise self._early
 
     def check_whole(self, name: str) -> None:
         if not self._whole:
@@ -325,12 +316,9 @@ class SubEnv:
     def __init__(self, index: int, number: int, shared: SharedCall, fresh: bool) -> None:
         self.index = self.bits = index
         self.env = self
-        self.vector_env = shared.env.made
+        self.vector_env, self.reset_early = shared.env.made, shared.reset_early
         self.awaits_first_reset = fresh
         self._number, self._shared = number, shared
-
-    def reset_early(self) -> None:
-        self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
         if not self._shared.env.is_callable(name):

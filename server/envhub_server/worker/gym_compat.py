@@ -215,13 +215,11 @@ class Steps:
         return observation, reward, bool(done) and not truncated, bool(done) and truncated, info
 
 
-class GymEnv:
+class GymEnv(Steps):
     """An env of gym, or of Gymnasium before 1.0, or of no base class, with the interface of Gymnasium."""
 
     def __init__(self, env: Any) -> None:
-        self.env = env
-        self._steps = Steps(env)
-        self.step = self._steps.step
+        super().__init__(env)
         self.observation_space = spaces.native(env.observation_space)
         self.action_space = spaces.native(env.action_space)
         renamed = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
@@ -233,7 +231,7 @@ class GymEnv:
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._seed = self._seed if seed is None else seed
-        return self._steps.reset(seed=seed, options=options)
+        return super().reset(seed=seed, options=options)
 
     @property
     def unwrapped(self) -> Any:

@@ -9,7 +9,6 @@ import sys
 import time
 from functools import partial
 from time import monotonic_ns
-from types import MappingProxyType
 from typing import Any, Callable, Mapping, Sequence
 
 from envhub.arena.layout import ENV_STEPS_TIMED
@@ -162,7 +161,6 @@ class Handover:
 
 
 LOOK_FIRST = 8  # the number of batches before the first look for shared state that envs have changed
-NONE_OUT_OF_BAND: Mapping[int, bytes] = MappingProxyType({})
 SLOW_TOLD_NS = 100_000_000  # between two messages
 
 
@@ -290,12 +288,12 @@ class Stepper:
         except codec.DecodeError as error:  # only a client can have written it
             return self._fail_rows(rows, error)
 
-        def run(group: RowGroup) -> None:
-            group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
-
         # The hub may have completed other rows before this worker served.
-        self._step(groups, run, out_of_band)
+        self._step(groups, out_of_band)
         return True
+
+    def _step_by(self, group: RowGroup, out_of_band: Mapping[int, bytes]) -> None:
+        group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
 
     def _call(self, rows: list[int]) -> bool:
         is_call, began_ns = self._op[rows[0]] == OP_CALL, monotonic_ns()
@@ -378,19 +376,15 @@ class Stepper:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _step(
-        self,
-        groups: list[RowGroup],
-        run: Callable[[RowGroup], None] | None = None,
-        out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
-    ) -> None:
+    def _step(self, groups: list[RowGroup], out_of_band: Mapping[int, bytes] | None = None) -> None:
         progress, rung, run_group = self._progress, 0, self._run_group
         since, at = progress.since, progress.at
         since[at] = began_ns = monotonic_ns()
         if self._envs.trace is not None:
-            self._envs.trace.step(groups, out_of_band)
+            self._envs.trace.step(groups, out_of_band or {})
         for group in groups:
-            run_group(group, group.step if run is None else partial(run, group), is_step=True)
+            step = group.step if out_of_band is None else partial(self._step_by, group, out_of_band)
+            run_group(group, step, is_step=True)
             if self._op[group.index] == OP_PART:
                 rung += 1
                 self._bells.ring(self._arena.driver)

@@ -251,7 +251,7 @@ class ZygoteProcess:
     ) -> None:
         """Start the process. Raises ``OSError`` or ``InterpreterUnusable``, and leaves nothing behind."""
         # ``environ`` is that of its program, before what the key says. It guards this number of running workers.
-        self.hub, self.key = hub, key  # the hub's name in the marks of its processes
+        self.hub, self.key, self.environ = hub, key, environ  # ``hub`` is in the marks of its processes
         self.start = Start(find(key.python))
         if key.folder and not os.path.isdir(key.folder):
             text = f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"

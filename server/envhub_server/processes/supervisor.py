@@ -46,16 +46,9 @@ class OrphanReaper:
         """Reap orphans with this hub's mark; the children that exist now are no orphans and are left alone."""
         self._hub = hub
         self._foreign = frozenset(process_marks.children(os.getpid()))
-        self._spared: set[int] = set()
+        self.spared: set[int] = set()  # until their owners have reaped them, for another may have the number then
         self._adopted: dict[int, int] = {}  # by pid of an orphan, the pid of its worker, or NO_WORKER
         self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
-
-    def spare(self, pid: int) -> None:
-        self._spared.add(pid)
-
-    def reaped(self, pid: int) -> None:
-        """Forget a child that its owner has reaped: another may have its number."""
-        self._spared.discard(pid)
 
     def worker_ended(self, pid: int) -> None:
         self._ended[pid] = time.monotonic() + REMEMBERED_S
@@ -68,7 +61,7 @@ class OrphanReaper:
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
         before, self._adopted = self._adopted, {}
         for pid in process_marks.children(os.getpid()):
-            if pid in others or pid in self._spared:
+            if pid in others or pid in self.spared:
                 continue
             if not births and _reaped(pid):  # a new worker must not be reaped here
                 continue
@@ -92,7 +85,7 @@ class OrphanReaper:
     def end_all(self) -> None:
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self._spared]
+            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self.spared]
             for pid in orphans:
                 process_marks.kill_tree(pid)
                 _reaped(pid)
@@ -170,8 +163,8 @@ class Supervisor:
         # A worker that sends a larger message is ended.
         self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self.message_limits = KNOWN if private else WORKER_LIMITS
-        self.private = private  # whether the envs are those of its own program
-        self._events = events
+        self._private = private  # whether the envs are those of its own program
+        self.events = events
         self._environ = environ
         # The hub's name in the marks of its processes.
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub
@@ -190,7 +183,7 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.poller.register(self._sweep_bell, self)
         if zygote is not None:
-            self._in_use[zygote.key] = ZygoteHandle(self, zygote.key, environ, (), zygote)
+            self._in_use[zygote.key] = ZygoteHandle(self, zygote)
 
     def start(
         self,
@@ -205,7 +198,7 @@ class Supervisor:
         workers: list[WorkerHandle] = []
         try:
             for number in numbers:
-                workers.append(WorkerHandle(self, (session, number), self._events))
+                workers.append(WorkerHandle(self, session, number))
             if zygote is not None and not zygote.ended:
                 zygote.fork(workers)
             else:
@@ -223,7 +216,7 @@ class Supervisor:
 
     def session_zygote(self, key: str, files: Collection[str]) -> SessionZygote:
         """The zygote that a worker is about to fork; it is kept by this key, if it has one."""
-        zygote = SessionZygote(self, (0, 0), self._events)
+        zygote = SessionZygote(self)
         self._workers.add(zygote)
         if key:
             self.zygotes.keep(key, zygote, files)
@@ -231,7 +224,7 @@ class Supervisor:
 
     def snapshot(self, session: int, number: int) -> SnapshotProcess:
         """The process that a worker is about to fork; its events have this number, which is below zero."""
-        snapshot = SnapshotProcess(self, (session, number), self._events)
+        snapshot = SnapshotProcess(self, session, number)
         self._workers.add(snapshot)
         return snapshot
 
@@ -246,7 +239,8 @@ class Supervisor:
         current = self._in_use.get(key)
         if current is not None and current.serves(environ):
             return current
-        zygote = ZygoteHandle(self, key, environ, self._pids())
+        guarded = self._pids()
+        zygote = ZygoteHandle(self, ZygoteProcess(self.hub, key, environ, len(guarded), self._private), guarded)
         if current is not None:
             self._retired.append(current)
             current.retire()

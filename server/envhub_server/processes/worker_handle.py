@@ -175,9 +175,8 @@ class ProcessSupervisor(Source, Protocol):
     """The supervisor of workers and zygotes: ``Supervisor``, whose attributes and methods are described there."""
 
     loop: Loop
+    events: Events
     streams: tuple[OutputStream, OutputStream]
-    private: bool
-    hub: str
     message_bytes_max: int
     message_limits: codec.HeaderLimits
     memory_kills: MemoryKills
@@ -191,11 +190,10 @@ class WorkerHandle:
 
     reported: tuple[type, ...] = (WorkerStarted, WorkerMessage, WorkerExited)  # the events that its session is told
 
-    def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, session: int = 0, number: int = 0) -> None:
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.loop.poller
-        self._session, self._number = worker
-        self._events = events
+        self._session, self._number = session, number
         self._supervisor = supervisor
         self._pidfd = self._stacks = -1
         self.private_bytes = 0  # of a snapshot, when it was born
@@ -386,7 +384,7 @@ class WorkerHandle:
 
     def _report(self, event: WorkerEvent) -> None:
         if isinstance(event, self.reported):
-            self._events.append((self._session, event))
+            self._supervisor.events.append((self._session, event))
 
     def never_born(self, how: str, unready: str) -> None:
         self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
@@ -439,6 +437,6 @@ class SnapshotProcess(SessionZygote):
 
     reported = WorkerStarted, WorkerExited
 
-    def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
-        super().__init__(supervisor, worker, events)
+    def __init__(self, supervisor: ProcessSupervisor, session: int, number: int) -> None:
+        super().__init__(supervisor, session, number)
         self._close_pipes()  # it prints nothing, and nothing rings it: there may be hundreds

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.processes.interpreter import START_VARIABLES, Environment, InterpreterKey, ZygoteProcess
+from envhub_server.processes.interpreter import START_VARIABLES, Environment, ZygoteProcess
 from envhub_server.processes.worker_handle import ProcessSupervisor, WorkerHandle, exit_cause, request_workers
 from envhub_server.processes.worker_output import WorkerOutput
 
@@ -23,17 +23,9 @@ START_S_MAX = 60  # for one that computes all the while
 class ZygoteHandle:
     """The process that forks workers, of one interpreter, in one environment and working directory."""
 
-    def __init__(
-        self,
-        supervisor: ProcessSupervisor,
-        key: InterpreterKey,
-        environ: Environment,
-        guarded: Sequence[int],
-        process: ZygoteProcess | None = None,
-    ) -> None:
-        """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it."""
-        self.key = key  # what it was started with
-        self.environ = environ  # the environment of its program, before what the key says
+    def __init__(self, supervisor: ProcessSupervisor, executed: ZygoteProcess, guarded: Sequence[int] = ()) -> None:
+        """Own the process, which guards these workers, and which ``supervisor`` must ``reap``."""
+        self.key, self.environ = executed.key, executed.environ  # with which it was started
         self.ready = False  # whether it forks workers at once
         self.problem = ""  # why it cannot be used, to be told in a line, as far as that is known
         self._loop, self._poller = supervisor.loop, supervisor.loop.poller
@@ -41,7 +33,6 @@ class ZygoteHandle:
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
         with contextlib.ExitStack() as undo:
-            executed = process or ZygoteProcess(supervisor.hub, key, environ, len(guarded), supervisor.private)
             undo.callback(executed.discard)
             self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)

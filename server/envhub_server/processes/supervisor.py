@@ -314,9 +314,8 @@ class Supervisor:
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.
         ended, self._unswept = self._unswept, []
-        for zygote in self._in_use.values():
-            for pid in ended:
-                zygote.send(control.Reaped(pid))
+        for zygote in self._in_use.values() if ended else ():
+            zygote.send(control.Guard([], ended))
 
     def close(self) -> None:
         """End the zygotes and all orphans; sessions end their own workers."""

@@ -182,9 +182,7 @@ class Zygote:
                 count = min(FORKED_AT_ONCE, message.count - start)
                 self._fork([self._channel.take_descriptors(3) for _ in range(count)], self._become)
         elif isinstance(message, control.Guard):
-            self._guarded.update(message.pids)
-        elif isinstance(message, control.Reaped):
-            self._guarded.discard(message.pid)
+            self._guarded = {*self._guarded, *message.pids}.difference(message.ended)
         return not isinstance(message, control.Retire)
 
     def _fork(self, wanted: list[list[int]], become: Callable[[int, list[int]], None]) -> None:

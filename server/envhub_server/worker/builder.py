@@ -22,18 +22,10 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MA
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.ipc.process_marks import private_bytes
 from envhub_server.ipc.replay_file import name_of_raised
+from envhub_server.worker import env_sources
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import LINE_CHARS_MAX, WorkerContext, encode_or_nothing
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
-from envhub_server.worker.env_sources import (
-    adopt_environment,
-    factories,
-    modules_of,
-    named,
-    runner_class,
-    set_up,
-    source_of,
-)
 from envhub_server.worker.gym_compat import adapt, call_before_first_env
 from envhub_server.worker.native_env import NativeEnv, WorkerRows, made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
@@ -140,7 +132,7 @@ class Builder:
 
     def _rename_factories(self) -> None:
         if not self._envs.build.factories:
-            self._factories = named(self._envs.build)
+            self._factories = env_sources.named(self._envs.build)
 
     def _answer(self, work: Callable[[], Any]) -> bool:
         try:
@@ -161,17 +153,17 @@ class Builder:
     def _build_first(self) -> control.Built | control.FirstBuilt:
         build = self._envs.build
         self._host.pin(build.cpu)
-        importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
+        importing = ", ".join(module for module in env_sources.modules_of(build) if module not in sys.modules)
         if importing:  # the client is told, because an import may take long or never end
             self._channel.send(control.Building(0, importing))
         self._reseed(build.rows[0])  # before code of the envs is imported
-        adopt_environment(build)
+        env_sources.adopt_environment(build)
         self._imports = ImportWatch(build.variables) if build.says_imported else None
-        set_up(build)
-        self._factories = factories(build, self._memory)
+        env_sources.set_up(build)
+        self._factories = env_sources.factories(build, self._memory)
         if importing:
             self._channel.send(control.Building(0))
-        self._runner = runner_class(build.runner)
+        self._runner = env_sources.runner_class(build.runner)
         if build.factories and self._imports is not None and not self._imports.imported:
             call_before_first_env(self._share_imports)  # a factory may have Gymnasium import what it needs
         else:
@@ -242,7 +234,7 @@ class Builder:
             render_mode=first.render_mode,
             spec=encode_or_nothing(lambda: spec, envs.exact) if has_first and spec is not None else b"",
             has_object_leaves=OBJECT in leaves,
-            sources=[*map(source_of, factories)],
+            sources=[*map(env_sources.source_of, factories)],
             sys_path=[folder for folder in sys.path if isinstance(folder, str)],
             cwd=process_marks.own_folder(),
             plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
@@ -269,7 +261,7 @@ class Builder:
         try:
             made = self._factories[row]()
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
-                made = factories(self._envs.build, self._memory)[row]()
+                made = env_sources.factories(self._envs.build, self._memory)[row]()
                 if self._has(made, row):
                     text = f"{name} returned an env that this process has already"
                     own = "each is to make its own, or with num_workers=num_envs each env has its own process"

@@ -22,16 +22,10 @@ from envhub.values.info_columns import COLUMNS_BYTES_MAX, Writer
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.ipc.replay_file import layout_of
+from envhub_server.worker import copyable
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, WorkerContext
-from envhub_server.worker.copyable import (
-    open_files,
-    pause_openmp,
-    reopen_files,
-    threads_left,
-    what_cannot_be_copied,
-)
 from envhub_server.worker.name_lister import NameLister
 from envhub_server.worker.snapshot_row import SnapshotRow
 from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
@@ -144,13 +138,13 @@ class Worker:
         (end,) = self.channel.take_descriptors(1)
         problems = ["the envs of its process, which are one vector env"] if row is None else row.keep(wanted)
         if not problems and not wanted.unsafe:
-            problems = _with_remedy(what_cannot_be_copied(self._own_descriptors() | {end}))
+            problems = _with_remedy(copyable.what_cannot_be_copied(self._own_descriptors() | {end}))
         if problems:
             os.close(end)
         else:
             self._prepare_for_fork()
             self.host.zygote.fork_snapshot(end, self)
-            problems = [] if wanted.unsafe else _with_remedy([f"the thread {name}" for name in threads_left()])
+            problems = [] if wanted.unsafe else _with_remedy([f"the thread {name}" for name in copyable.threads_left()])
         nothing = control.SnapshotTaken(wanted.serial, problems)
         self.channel.send(nothing if row is None else row.described(wanted.serial, problems))
 
@@ -176,7 +170,7 @@ class Worker:
         return row if isinstance(row, SnapshotRow) else None
 
     def _prepare_for_fork(self) -> None:
-        pause_openmp()
+        copyable.pause_openmp()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
                 stream.flush()
@@ -193,13 +187,13 @@ class Worker:
 
     def leave_to_the_other(self) -> None:
         """Close what a copy of this process must not have: the hub would not see the end of the other one."""
-        reopen_files(self._own_descriptors())
+        copyable.reopen_files(self._own_descriptors())
         self.host.close()
         self.channel.close()
         self._poller.close()
         self._bells.close()
         self._stale += [self.stepper._arena, self._envs.trace]
-        for file in open_files(()):
+        for file in copyable.open_files(()):
             if file.path.startswith(ARENA_MEMORY):  # mmap has copies of its own
                 os.close(file.number)
 
@@ -212,7 +206,7 @@ class Worker:
         if (row := self._row) is not None:
             row.renew()
         self.stepper.renew()
-        reopen_files(self._own_descriptors())
+        copyable.reopen_files(self._own_descriptors())
         self.is_copied = False
 
     def _map_arena(self, mapped: control.MapArena) -> bool:

@@ -14,10 +14,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -243,6 +244,20 @@ def trusted(folder: str) -> str:
 BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
 
 
+def execute(
+    program: str, key: InterpreterKey, environ: Environment, arguments: Sequence[str], mark: Environment, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Execute the bootstrap in the environment of the key; raises ``OSError`` or ``InterpreterUnusable``."""
+    flags = [each for each in key.flags if not (key.is_other and each in NEW_FLAGS)]
+    command = [program, *flags, BOOTSTRAP, *arguments, *exposed()]
+    try:
+        return subprocess.Popen(command, env={**environment_of(key, program, environ), **mark}, **options)
+    except OSError as error:
+        if error.filename is None:  # no process or descriptor is left; of a program the error has the name
+            raise
+        raise InterpreterUnusable(not_executed(program, error)) from error
+
+
 class ZygoteProcess:
     """A process that executes the bootstrap of workers."""
 
@@ -256,8 +271,6 @@ class ZygoteProcess:
         if key.folder and not os.path.isdir(key.folder):
             text = f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
             raise InterpreterUnusable(text)
-        variables = environment_of(key, self.start.program, environ)
-        flags = [each for each in key.flags if not (key.is_other and each in NEW_FLAGS)]
         # The folder from which workers import what is nowhere else; empty for none. Those of a private hub have the
         # paths of its program, unless they have a Python of their own.
         imports = "" if is_private and not key.python else trusted(key.folder or process_marks.own_folder())
@@ -276,21 +289,19 @@ class ZygoteProcess:
             # By ``start_pipe`` the bootstrap reports its progress; ``WorkerOutput`` has the outputs once it reads them.
             (self.start_pipe, *self.outputs), (start, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), start, os.getpid(), guarded))
-            try:
-                with blocked():
-                    self.process = subprocess.Popen(
-                        [self.start.program, *flags, BOOTSTRAP, *numbers, imports, *exposed()],
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        env={**variables, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
-                        cwd=key.folder or None,
-                        pass_fds=[control.fileno(), start],
-                    )
-            except OSError as error:
-                if error.filename is None:  # no process or descriptor is left; of a program the error has the name
-                    raise
-                raise InterpreterUnusable(not_executed(self.start.program, error)) from error
+            with blocked():
+                self.process = execute(
+                    self.start.program,
+                    key,
+                    environ,
+                    [*numbers, imports],
+                    {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    cwd=key.folder or None,
+                    pass_fds=[control.fileno(), start],
+                )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
             self.pidfd = os.pidfd_open(self.process.pid)  # readable once the process has ended

@@ -21,25 +21,12 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 
 from envhub.arena.memory import ENDED, Arena, allocate
-from envhub.files import read_regular_file
 from envhub.process import STACKS
 from envhub.values import codec, spaces
 from envhub.values.gym_api import api
 from envhub_server.ipc.control import Build
 from envhub_server.ipc.process_marks import private_bytes
-from envhub_server.ipc.replay_file import (
-    ACTION,
-    CODES,
-    FILE_BYTES_MAX,
-    LENGTH,
-    NOTHING,
-    RESET,
-    RESTORED,
-    SET,
-    Replay,
-    layout_of,
-    unpack,
-)
+from envhub_server.ipc.replay_file import ACTION, CODES, NOTHING, RESET, SET, Replay, entries_in, layout_of, read_replay
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt, innermost
@@ -89,7 +76,7 @@ class Replayer:
         rows, rings = len(build.rows), [np.frombuffer(ring, np.uint8) for ring in trace["rings"]]
         shape = rings[0].size // (8 * rows), rows
         self._rings = [ring.reshape(*shape, width) for ring, width in zip(rings, widths)]
-        self._entries = [*_entries(trace["entries"])]
+        self._entries = [*entries_in(trace["entries"])]
 
     def calls(self) -> Iterator[RepeatedCall]:
         kinds, entries, number = self._rings[0].view(np.int64)[:, :, 0], self._entries, 0
@@ -156,23 +143,6 @@ def _group(build: Build) -> Row | EnvBatch:
     return Row(0, runner_class(b"")(adapt(factory())), replace(build, row_offset=build.row_offset + rows[0]))
 
 
-def _entries(blob: bytes) -> Iterator[list[Any]]:
-    at = 0
-    while at < len(blob):
-        (length,) = LENGTH.unpack_from(blob, at)
-        record = codec.decode(blob[at + LENGTH.size : at + LENGTH.size + length])
-        at += LENGTH.size + length
-        if record[1] == RESTORED:
-            raise ValueError(
-                f"the env went on from snapshot {record[2]!r}, and the file lacks what it was asked before"
-            )
-        if None in record:
-            named = {ACTION: "an action", RESET: "the options of a reset"}
-            what = named.get(record[1]) or f"the arguments of {record[3]}"
-            raise ValueError(f"the file lacks what is no plain data: {what}")
-        yield record
-
-
 def _debug(debugger: pdb.Pdb, env: Any, kind: str, run: Callable[[], object]) -> bool:
     """Make the call in the debugger, which stops where the env's own method begins; False if the debugger was left."""
     method = getattr(type(innermost(env)), kind, None)
@@ -223,7 +193,7 @@ def main(path: str, state_descriptor: int, use_pdb: bool) -> None:
         os.pwrite(state_descriptor, json.dumps(state).encode().ljust(STATE_BYTES), 0)
 
     try:
-        report(end=_run(unpack(read_regular_file(path, FILE_BYTES_MAX)), report, pdb.Pdb() if use_pdb else None))
+        report(end=_run(read_replay(path), report, pdb.Pdb() if use_pdb else None))
     except BaseException as error:
         traceback.print_exc()
         name, message = f"{type(error).__module__}.{type(error).__qualname__}", str(error)[:MESSAGE_CHARS_MAX]

@@ -16,17 +16,15 @@ import numpy as np
 
 from envhub.arena.memory import ENDED, FIRST_CALL, FRESH, REPORT_PENDING, Arena, truncate
 from envhub.env_failure import reseeded
-from envhub.values import codec, spaces
+from envhub.values import spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.batch_memory import BatchActions, BatchResults, Outcome, infos_by_env
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
-from envhub_server.worker.row import DISABLED, SAME_STEP, Row
+from envhub_server.worker.row import DISABLED, INVALID, SAME_STEP, Row
 from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, Send, as_slice, why_not_finite
 from envhub_server.worker.trace_writer import TraceWriter
-
-_INVALID = codec.encode({"invalid_transition": True})
 
 
 class EnvBatch:
@@ -117,7 +115,7 @@ class EnvBatch:
                 raise self._pending_failure
             self.truncate(self._pending_info)
         elif self._mode == DISABLED:
-            self.truncate(_INVALID)
+            self.truncate(INVALID)
         else:
             self._results.store(self._first_reset(self._first_seeds, None, rebuilt=True))
 

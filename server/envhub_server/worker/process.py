@@ -26,7 +26,7 @@ from envhub_server.worker import copyable
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, WorkerContext
-from envhub_server.worker.name_lister import NameLister
+from envhub_server.worker.name_lister import list_names
 from envhub_server.worker.snapshot_row import SnapshotRow
 from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
 from envhub_server.worker.trace_writer import TraceWriter
@@ -59,9 +59,8 @@ class Worker:
         self._poller = new_poller()
         self._poller.register(channel.fileno(), select.EPOLLIN)
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
-        self._reports = FailureReports(channel, self._envs)
-        self._names = NameLister(channel, self._reports)
-        context = WorkerContext(channel, self._envs, host, self._reports, self._progress)
+        self.reports = FailureReports(channel, self._envs)
+        context = WorkerContext(channel, self._envs, host, self.reports, self._progress)
         self._calls = EnvCalls(context)
         self._builder = Builder(context, self._calls)
         self._handover = Handover(channel, self._envs, self._bells)
@@ -73,7 +72,7 @@ class Worker:
             control.Draw: self._calls.draw,
             control.ForgetRequests: self._forget_requests,
             control.Leave: self._handover.leave,
-            control.ListNames: self._names.list,
+            control.ListNames: partial(list_names, self),
             control.MapArena: self._map_arena,
             control.RepeatRequests: self._replay,
             control.Serve: self.stepper.serve,
@@ -156,7 +155,7 @@ class Worker:
                 file.seek(0)
                 why = row.replay(wanted.name, file.read())
         except Exception as error:
-            why = f"cannot be asked the same again: {self._reports.one_line(error)}"
+            why = f"cannot be asked the same again: {self.reports.one_line(error)}"
         if why:
             self.channel.send(control.NotRepeated(why))
 
@@ -248,7 +247,7 @@ class Worker:
                 self._envs.check_spaces(group.env)
                 group.attach(arena, observed, acted, self.channel.send, columns)
         except BaseException as error:
-            self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
+            self.reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
             return False
         return True
 
@@ -270,7 +269,7 @@ class Worker:
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._names, self._builder, self.stepper, self._calls, self._handover
+        subjects = self._builder, self.stepper, self._calls, self._handover
         traces = [] if self._envs.trace is None else [self._envs.trace]
         return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 

@@ -65,6 +65,7 @@ class EnvRunner:
         return self.env.reset()  # type: ignore[no-any-return]
 
 
+INVALID = codec.encode({"invalid_transition": True})  # the info of a truncation that is no transition of the env
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 _NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # classes of rewards without axes
@@ -215,7 +216,7 @@ class Row:
                 raise self._pending_failure
             self.truncate(self._pending_info)
         elif self._mode == DISABLED:
-            self.truncate(codec.encode({"invalid_transition": True}))
+            self.truncate(INVALID)
         else:
             if self.trace is not None:
                 self.trace.reset(self, {self.index: self.first_seed})

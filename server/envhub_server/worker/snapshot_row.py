@@ -22,9 +22,8 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.context import PendingFailure
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.row import DISABLED, EnvRunner, Row
+from envhub_server.worker.row import DISABLED, INVALID, EnvRunner, Row
 
-_INVALID = codec.encode({"invalid_transition": True})
 REQUESTS_MAX = 20_000  # that are kept of one env
 REQUESTS_BYTES_MAX = 1 << 24  # of all of them
 
@@ -197,7 +196,7 @@ class SnapshotRow(Row):
         super().take_over(seeds, failure, info, objects)
         if self._restored is not None and not info:  # else the row still has to tell of the end of the last worker
             # A driver that steps before it has seen what is restored, as another client, is told so first.
-            self._needs_reset[self.index], self._pending_info = REPORT_PENDING, _INVALID
+            self._needs_reset[self.index], self._pending_info = REPORT_PENDING, INVALID
         elif self._restored is not None:  # and no restore has asked for this one, which may be of another row
             self._restored = self._restored._replace(snapshot="")
 

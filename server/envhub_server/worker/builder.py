@@ -32,7 +32,7 @@ from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
 from envhub_server.worker.row_memory import NotFinite
 from envhub_server.worker.shared_process import ImportWatch, is_cheap, may_share_process, reseed
-from envhub_server.worker.snapshot_row import SnapshotRow
+from envhub_server.worker.snapshot_row import RequestLog, SnapshotRow
 
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs
@@ -77,8 +77,8 @@ class Builder:
         envs = self._envs
         os.environ.update(order.variables)
         self._host.pin(order.cpu)
-        envs.number, same = order.worker, envs.build.rows == order.rows
-        if same:
+        envs.number = order.worker
+        if envs.build.rows == order.rows:
             return
         envs.build = replace(envs.build, worker=order.worker, rows=order.rows)
         self._rename_factories()
@@ -121,7 +121,7 @@ class Builder:
                 if isinstance(group, EnvBatch):
                     group.rebuilt(self._make_batch(group.indices))
                 else:
-                    group.rebuilt(self._runner(adapt(self._make_env(group.index))))
+                    group.rebuilt(self._make_runner(group.index))
                 self._envs.check_spaces(group.env)
                 self._calls.set_all_again(group.indices)
             except BaseException:
@@ -252,9 +252,13 @@ class Builder:
     def _build_row(self, row: int) -> None:
         self._row, build = row, self._envs.build
         self._reseed(row)
-        runner = self._runner(adapt(self._make_env(row)))
+        runner = self._make_runner(row)
         self._share_imports()
         self._envs.groups.append((SnapshotRow if build.snapshots else Row)(row, runner, build))
+
+    def _make_runner(self, row: int) -> Any:
+        runner = self._runner(adapt(self._make_env(row)))
+        return RequestLog(runner) if self._envs.build.snapshots else runner
 
     def _make_env(self, row: int) -> Any:
         name = f"the factory of env {self._envs.build.row_offset + row}"

@@ -22,7 +22,7 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.batch_memory import BatchActions, BatchResults, Outcome, infos_by_env
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
-from envhub_server.worker.row import DISABLED, INVALID, SAME_STEP, Row
+from envhub_server.worker.row import DISABLED, INVALID, SAME_STEP, Row, RowSeeds
 from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, Send, as_slice, why_not_finite
 from envhub_server.worker.trace_writer import TraceWriter
 
@@ -81,9 +81,7 @@ class EnvBatch:
         """True if every row is posted for a step; the driver stores the words one after the other."""
         return bool((self._request != self._done).all())  # each op is stored before its row's request
 
-    def take_over(
-        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
-    ) -> None:
+    def take_over(self, seeds: RowSeeds, failure: Exception | None, info: bytes, objects: Mapping[int, bytes]) -> None:
         self._seeds = [seeds.get(row) for row in self.indices]
         self._first_seeds = self._seeds
         self._pending_failure, self._pending_info = failure, info
@@ -176,7 +174,7 @@ class EnvBatch:
             array[ended] = first_array
         return outcome._replace(observations=observations, infos=infos)
 
-    def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
+    def reset_by(self, seeds: RowSeeds, options_of: Callable[[int], dict[str, Any] | None]) -> None:
         # A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
         chosen = np.array([row in seeds for row in self.indices])
         if not chosen.any() or (not chosen.all() and self._needs_reset[0] == REPORT_PENDING):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -69,6 +69,8 @@ INVALID = codec.encode({"invalid_transition": True})  # the info of a truncation
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 _NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # classes of rewards without axes
+
+RowSeeds = Mapping[int, Optional[int]]  # of envs by their rows; None for no seed
 
 
 class Row:
@@ -143,9 +145,7 @@ class Row:
             self._check_finite(outcome[0], 0.0)
         return outcome
 
-    def take_over(
-        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
-    ) -> None:
+    def take_over(self, seeds: RowSeeds, failure: Exception | None, info: bytes, objects: Mapping[int, bytes]) -> None:
         # If the row has not reported yet how the env before this one ended, its first step raises ``failure``, or
         # without one is a truncation with ``info``. ``objects`` are the object leaves of the last observations.
         self.first_seed = self._last_seed = seeds.get(self.index)
@@ -245,7 +245,7 @@ class Row:
         observation, info = self._checked(self._runner.reset(seed, options))
         self._store(observation, 0.0, False, False, info)
 
-    def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
+    def reset_by(self, seeds: RowSeeds, options_of: Callable[[int], dict[str, Any] | None]) -> None:
         if self.index not in seeds:
             self.repeat_last()
             return

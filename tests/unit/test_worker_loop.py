@@ -426,14 +426,14 @@ def test_request_whose_last_words_are_not_stored_yet_waits_for_them(while_it_loo
         hub.arena.put_message(messages.pack(messages.Reset()))
         hub.post(op=OP_RESET)
         hub.await_rows()
-        carry_out = stepper._carry_out
+        carry_out = stepper._verbs[OP_RESET]
 
         def look(rows: list[int]) -> bool:
             if while_it_looks and rows == [0, 1, 2]:
                 hub.arena.request[3] += 1
             return carry_out(rows)
 
-        stepper._carry_out = look  # type: ignore[method-assign]
+        stepper._verbs[OP_RESET] = look
         hub.arena.op[:] = OP_RESET
         hub.arena.request[:3] += 1
         hub.ring()

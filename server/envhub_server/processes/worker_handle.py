@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import signal
 import socket
@@ -31,12 +30,8 @@ VMSTAT = Path("/proc/vmstat")
 STACKS_BYTES_MAX = 1 << 16  # of the threads of one worker
 
 
-class OutOfMemory(enum.Enum):
-    """The kernel's part in a SIGKILL, for lack of memory."""
-
-    NO = ""
-    PERHAPS = ", perhaps out of memory"
-    YES = ": the kernel killed it, out of memory"
+# The kernel's part in a SIGKILL.
+PERHAPS_OUT_OF_MEMORY, OUT_OF_MEMORY = ", perhaps out of memory", ": the kernel killed it, out of memory"
 
 
 @dataclass(frozen=True)
@@ -59,13 +54,11 @@ def counter(file: Path, name: str) -> int | None:
     return None
 
 
-def exit_cause(
-    code: int, out_of_memory: OutOfMemory = OutOfMemory.NO, remark: str = "", log_tail: str = ""
-) -> ExitCause:
+def exit_cause(code: int, remark: str = "", log_tail: str = "") -> ExitCause:
     if code >= 0:
         return ExitCause(f"exited with status {code}{remark}", "", code, log_tail)
     name = signal_name(-code)
-    return ExitCause(f"was ended by {name}{out_of_memory.value}{remark}", name, None, log_tail)
+    return ExitCause(f"was ended by {name}{remark}", name, None, log_tail)
 
 
 def signal_name(number: int) -> str:
@@ -84,15 +77,15 @@ class MemoryKills:
         self._read_counters()
         self._unexplained = 0
 
-    def explain(self) -> OutOfMemory:
+    def explain(self) -> str:
         """Tell if the kernel killed the worker that was just reaped; every counted kill explains one worker."""
         before = self._everywhere
         self._read_counters()
         if self._unexplained:
             self._unexplained -= 1
-            return OutOfMemory.YES
+            return OUT_OF_MEMORY
         # The whole machine's counter may have counted another container's process, but never misses one.
-        return OutOfMemory.PERHAPS if before is None or before != self._everywhere else OutOfMemory.NO
+        return PERHAPS_OUT_OF_MEMORY if before is None or before != self._everywhere else ""
 
     def _read_counters(self) -> None:
         own = _oom_kills(self._own_file)
@@ -374,8 +367,8 @@ class WorkerHandle:
         self._pidfd = -1
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         killed_by_others = code == -signal.SIGKILL and not self._killed
-        out_of_memory = self._supervisor.memory_kills.explain() if killed_by_others else OutOfMemory.NO
-        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail))
+        out_of_memory = self._supervisor.memory_kills.explain() if killed_by_others else ""
+        self._end(exit_cause(code, out_of_memory + self._read_error, self.log_tail))
 
     def _end(self, cause: ExitCause) -> None:
         self.discard()

@@ -231,12 +231,9 @@ class Worker:
         return True
 
     def _attach_rows(self, mapped: control.MapArena, arena: Arena) -> bool:
-        def send_template(number: int, example: bytes, nbytes: int) -> None:
-            self.channel.send(control.InfoTemplate(number, example, nbytes))
-
         build, group = self._envs.build, self._envs.groups[0]
         row_bytes = COLUMNS_BYTES_MAX if build.allow_pickle else min(build.info_bytes_max, COLUMNS_BYTES_MAX)
-        columns = Writer(row_bytes, send_template) if build.columns else None
+        columns = Writer(row_bytes, lambda *each: self.channel.send(control.InfoTemplate(*each)))
         try:
             observed, acted = (
                 spaces.build(codec.decode(blob, build.allow_pickle))
@@ -245,7 +242,7 @@ class Worker:
             self._envs.spaces = observed, acted, mapped.observation_mode
             for group in self._envs.groups:
                 self._envs.check_spaces(group.env)
-                group.attach(arena, observed, acted, self.channel.send, columns)
+                group.attach(arena, observed, acted, self.channel.send, columns if build.columns else None)
         except BaseException as error:
             self.reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
             return False

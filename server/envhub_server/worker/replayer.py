@@ -16,7 +16,7 @@ import sys
 import traceback
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, Tuple
 
 import numpy as np
 
@@ -40,12 +40,8 @@ MESSAGE_CHARS_MAX = 1024  # of an exception
 STATE_BYTES = 1 << 14  # of what the other program reads
 
 
-class RepeatedCall(NamedTuple):
-    """A call of the trace: what it is, the kind of its time limit, and what makes it."""
-
-    name: str
-    kind: str
-    run: Callable[[], Any]
+# A call of the trace: what it is, the kind of its time limit, and what makes it.
+RepeatedCall = Tuple[str, str, Callable[[], Any]]
 
 
 class Replayer:
@@ -90,14 +86,14 @@ class Replayer:
                 elif kind == CODES:
                     codes = fields[0]
                 elif kind == RESET:
-                    yield RepeatedCall(f"step {number}", "reset", partial(self._reset, number, *fields))
+                    yield f"step {number}", "reset", partial(self._reset, number, *fields)
                     number += 1
                 else:
                     what = f"{'set_attr' if kind == SET else 'call'} of {fields[1]}"
-                    yield RepeatedCall(what, "call", partial(self._called, kind == SET, *fields))
+                    yield what, "call", partial(self._called, kind == SET, *fields)
             if at < len(kinds) and ((kinds[at] != NOTHING) & (kinds[at] <= ENDED)).any():
                 kind = "reset" if self.build.autoreset_mode == "NextStep" and (kinds[at] == ENDED).all() else "step"
-                yield RepeatedCall(f"step {number}", kind, partial(self._step, number, at, codes, values))
+                yield f"step {number}", kind, partial(self._step, number, at, codes, values)
                 number += 1
 
     def _post(self, number: int) -> None:
@@ -163,18 +159,18 @@ def _run(replay: Replay, report: Callable[..., None], debugger: pdb.Pdb | None) 
     replayer = Replayer(replay)
     build, calls = replayer.build, [*replayer.calls()]
     failed = len(calls) - 1
-    report(made=True, before=calls[failed].name if calls else "no call")
-    for number, call in enumerate(calls):
-        report(name=call.name, kind=call.kind)
+    report(made=True, before=calls[failed][0] if calls else "no call")
+    for number, (name, kind, call) in enumerate(calls):
+        report(name=name, kind=kind)
         try:
             if number == failed and debugger is not None and replay.cause not in ("exception", "nan"):
-                if not _debug(debugger, replayer.group.env, call.kind, call.run):
+                if not _debug(debugger, replayer.group.env, kind, call):
                     return "left"
             else:
-                call.run()
+                call()
         except BaseException as error:
             policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
-            if number >= failed or (call.kind == "step" and policy == "truncate"):
+            if number >= failed or (kind == "step" and policy == "truncate"):
                 raise
             traceback.print_exc()  # the env went on after it
             replayer.group.repeat_last()

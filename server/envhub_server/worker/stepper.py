@@ -172,7 +172,8 @@ class Stepper:
     ) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
         self._bells, self._builder, self._handover, self._calls = bells, builder, handover, calls
-        # By its op, what carries out a request whose arguments are the arena's message.
+        # By its op, what carries out a request whose arguments are the arena's message; it returns False while the
+        # driver has not posted all of its rows.
         self._verbs = {OP_OUT_OF_BAND: self._step_out_of_band, OP_RESET: self._reset}
         self._verbs.update(dict.fromkeys(CALLS, self._call))
         self._last: tuple[Any, bytes] = (None, b"")  # the last message, of which ``_message`` was made
@@ -254,15 +255,11 @@ class Stepper:
             for row in self._rows:
                 if self._request[row] != self._done[row]:
                     pending.append(row)
-            if not (pending and self._carry_out(pending)):
+            carry_out = self._verbs.get(self._op[pending[0]]) if pending else None
+            if carry_out is None or not carry_out(pending):
                 self._incomplete = words  # read before the rows were: words that have come since then are looked at
 
     # --- requests with a message --------------------------------------------------------------------------------------
-
-    def _carry_out(self, rows: list[int]) -> bool:
-        """Carry out the request for which these rows are posted; False while the driver has not posted all of them."""
-        carry_out = self._verbs.get(self._op[rows[0]])
-        return carry_out is not None and carry_out(rows)
 
     def _read(self, kind: Any) -> Any:
         """The message, of this kind; raises ``DecodeError``."""

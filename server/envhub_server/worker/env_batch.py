@@ -35,7 +35,8 @@ class EnvBatch:
         self._be(rows)
         self._mode, self._finite_only = build.autoreset_mode, build.on_invalid != "pass"
         self._new = True  # True until its first reset, which is of all rows
-        self._seeds: list[int | None] = [None] * len(self.indices)  # the last seeds from the program
+        self._none: list[int | None] = [None] * len(rows)  # no seed for any of them
+        self._seeds = self._none  # the last seeds from the program
         self._first_seeds = self._seeds  # of the reset that a new env begins with
         self._rebuilds = 0
         self._plan = CheckPlan()
@@ -120,11 +121,8 @@ class EnvBatch:
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
         self._trace_reset(seeds, options)
         outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
-        self._new, self._first_seeds = False, self._none()
+        self._new, self._first_seeds = False, self._none
         return outcome
-
-    def _none(self) -> list[int | None]:
-        return [None] * len(self.indices)
 
     def _trace_reset(self, seeds: Seeds, options: Options, rows: Sequence[bool] | None = None) -> None:
         if self.trace is not None:
@@ -164,7 +162,7 @@ class EnvBatch:
         observations = [np.array(array) for array in outcome.observations]
         infos = infos_by_env(copy.deepcopy(outcome.infos), len(self.indices))
         where = np.flatnonzero(ended).tolist()
-        first_observations, infos_of_resets = self.env.reset_some(ended, self._none(), None)
+        first_observations, infos_of_resets = self.env.reset_some(ended, self._none, None)
         for row, of_reset in zip(where, infos_by_env(infos_of_resets, len(where))):
             arrays = iter([array[row].copy() for array in observations])
             final = {"final_obs": spaces.assemble(self._observation_space, arrays), "final_info": infos[row]}
@@ -182,7 +180,7 @@ class EnvBatch:
             return
         given, options = [seeds.get(row) for row in self.indices], options_of(self.index)
         if chosen.all():
-            own = bool(self._needs_reset[0] > ENDED) and given == self._none()
+            own = bool(self._needs_reset[0] > ENDED) and given == self._none
             self._results.store(self._first_reset(self._first_seeds if own else given, options, rebuilt=own))
         elif self._new:
             raise ValueError(f"a new vector env: its first reset has to name all of envs {self._numbers(self._rows)}")

@@ -168,13 +168,9 @@ class EachSeededEnv(NativeEnv):
 class NumberedEnv(NativeEnv):
     """Its infos have the numbers of envs, as ``env_id``, which in a share of a session are not the session's."""
 
-    def step(self, actions: Any) -> Results:
-        outcome = super().step(actions)
-        return (*outcome[:4], self._of_session(outcome[4])) if self.worker_rows.workers > 1 else outcome
-
-    def _reset(self, **arguments: Any) -> tuple[Any, Any]:
-        observations, infos = super()._reset(**arguments)
-        return observations, self._of_session(infos) if self.worker_rows.workers > 1 else infos
+    def _checked(self, infos: Any) -> Any:
+        checked = super()._checked(infos)
+        return self._of_session(checked) if self.worker_rows.workers > 1 else checked
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {

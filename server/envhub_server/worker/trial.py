@@ -75,7 +75,10 @@ class EnvTrial:
         first, costs = self._run(env, actions)
         facts.update(costs, threads=_tasks() - tasks, processes=_children())
         facts.update(shared=shared.changed(), may_share=may_share_process(env, EnvRunner), cheap=is_cheap(env))
-        facts["not_copied"] = self._what_cannot_be_copied()
+        facts["not_copied"] = what_cannot_be_copied(self._own)
+        pause_openmp()
+        self._host.zygote.fork_nothing()
+        facts["not_copied"] += [f"the thread {name}" for name in threads_left()]
         self._at("another env of its process")
         other, nbytes, facts["second_error"] = env, private_bytes(), ""
         try:
@@ -93,12 +96,6 @@ class EnvTrial:
         left = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
         counts = {"threads of a library": _tasks() - tasks - len(left), "processes": _children()}
         return {**facts, "left": left + [f"{count} {what}" for what, count in counts.items() if count > 0]}
-
-    def _what_cannot_be_copied(self) -> list[str]:
-        problems = what_cannot_be_copied(self._own)
-        pause_openmp()
-        self._host.zygote.fork_nothing()
-        return problems + [f"the thread {name}" for name in threads_left()]
 
     def _run(self, env: Any, actions: list[Any], limit_s: float = STEPS_S) -> tuple[list[bytes], dict[str, Any]]:
         """Reset and step the env; return its results, encoded and without infos, and the costs as medians."""

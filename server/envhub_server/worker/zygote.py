@@ -233,8 +233,9 @@ class Zygote:
                 os._exit(1)
 
     def _become_worker(self, parent: int, ends: list[int]) -> None:
-        if not self._of_session:
-            yield_memory()
+        if not self._of_session:  # whose first worker has done so
+            write_no_core_file()  # unless an env allows one
+            set_oom_score(min(OOM_SCORE_MAX, oom_score() + OOM_SCORE))
         handle_job_signals()  # a zygote of a session lost its handlers when it was forked; ``Host`` has one of its own
         if self._host is not None:
             self._host.close()
@@ -305,12 +306,6 @@ def refuse(descriptor: int, error: OSError) -> None:
 
 def name_process(name: str) -> None:
     prctl(PR_SET_NAME, name.encode())
-
-
-def yield_memory() -> None:
-    """Let the kernel end this process first when memory is short, and write no core file unless an env allows one."""
-    write_no_core_file()
-    set_oom_score(min(OOM_SCORE_MAX, oom_score() + OOM_SCORE))
 
 
 def oom_score() -> int:

@@ -27,7 +27,7 @@ from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import LINE_CHARS_MAX, WorkerContext, encode_or_nothing
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
 from envhub_server.worker.gym_compat import adapt, call_before_first_env
-from envhub_server.worker.native_env import NativeEnv, WorkerRows, made_by
+from envhub_server.worker.native_env import made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
 from envhub_server.worker.row_memory import NotFinite
@@ -119,7 +119,7 @@ class Builder:
             try:
                 _close(group)
                 if isinstance(group, EnvBatch):
-                    group.rebuilt(self._make_batch(group.indices))
+                    group.rebuilt(made_by(self._factories[group.index], group.indices, self._envs.build))
                 else:
                     group.rebuilt(self._make_runner(group.index))
                 self._envs.check_spaces(group.env)
@@ -193,7 +193,7 @@ class Builder:
         sources = envs.build.rows  # also the one whose env was built first, of which the rows are the rest
         if envs.build.batch_workers:
             self._reseed(rows[0])
-            batch = self._make_batch(rows)
+            batch = made_by(self._factories[rows[0]], rows, envs.build)
             self._share_imports()
             envs.groups.append(EnvBatch(rows, batch, envs.build))
             rows, sources = (), rows[:1]  # one source for all rows
@@ -280,10 +280,6 @@ class Builder:
         # The same object may be in other wrappers.
         base = getattr(made, "unwrapped", made)
         return any(getattr(group.env, "unwrapped", None) is base for group in self._envs.groups if group.index != index)
-
-    def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
-        build = self._envs.build
-        return made_by(self._factories[rows[0]], WorkerRows(rows, build.batch_workers), build.autoreset_mode)
 
 
 def _close(group: RowGroup) -> None:

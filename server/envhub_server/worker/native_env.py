@@ -215,10 +215,10 @@ class EnvPoolEnv(NumberedEnv):
         return self._reset(**self._masked(chosen, seeds, options))  # which returns no others
 
 
-def made_by(make: Callable[..., Any], worker_rows: WorkerRows, autoreset_mode: str) -> NativeEnv:
+def made_by(make: Callable[..., Any], rows: Sequence[int], build: Any) -> NativeEnv:
     # ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
-    made = _made(make, len(worker_rows.rows), autoreset_mode)
-    if problem := why_not_batch(made, len(worker_rows.rows)):
+    made = _made(make, len(rows), build.autoreset_mode)
+    if problem := why_not_batch(made, len(rows)):
         raise TypeError(f"the factory of a vector env returned {problem}")
     kind = NativeEnv
     if _is_of(made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"):
@@ -227,8 +227,8 @@ def made_by(make: Callable[..., Any], worker_rows: WorkerRows, autoreset_mode: s
         kind = AleEnv
     elif _is_of(made, "envpool.python.envpool"):
         kind = EnvPoolEnv
-    env = kind(made, worker_rows, make)
-    if problem := env.resets_as(autoreset_mode):
+    env = kind(made, WorkerRows(rows, build.batch_workers), make)
+    if problem := env.resets_as(build.autoreset_mode):
         raise ValueError(problem)
     return env
 

@@ -30,7 +30,7 @@ from envhub_server.ipc.replay_file import ACTION, CODES, NOTHING, RESET, SET, Re
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt, innermost
-from envhub_server.worker.native_env import WorkerRows, made_by
+from envhub_server.worker.native_env import made_by
 from envhub_server.worker.row import Row
 from envhub_server.worker.row_memory import NotFinite
 from envhub_server.worker.trace_writer import action_bytes, bit_generator_of
@@ -135,7 +135,7 @@ def _group(build: Build) -> Row | EnvBatch:
     rows = build.rows
     factory = factories(build)[rows[0]]
     if build.batch_workers:
-        return EnvBatch(rows, made_by(factory, WorkerRows(rows, build.batch_workers), build.autoreset_mode), build)
+        return EnvBatch(rows, made_by(factory, rows, build), build)
     return Row(0, runner_class(b"")(adapt(factory())), replace(build, row_offset=build.row_offset + rows[0]))
 
 

@@ -256,7 +256,11 @@ class Stepper:
                 if self._request[row] != self._done[row]:
                     pending.append(row)
             carry_out = self._verbs.get(self._op[pending[0]]) if pending else None
-            if carry_out is None or not carry_out(pending):
+            try:
+                is_posted = carry_out is not None and carry_out(pending)
+            except codec.DecodeError as error:  # of the message, which only a client can have written
+                is_posted = self._fail_rows(pending, error)
+            if not is_posted:
                 self._incomplete = words  # read before the rows were: words that have come since then are looked at
 
     # --- requests with a message --------------------------------------------------------------------------------------
@@ -280,11 +284,7 @@ class Stepper:
     def _step_out_of_band(self, rows: list[int]) -> bool:
         if not (groups := self._posted((OP_OUT_OF_BAND,))):
             return False
-        try:
-            out_of_band = dict(messages.unpack_rows(self._arena.message(), self._arena.layout.rows))
-        except codec.DecodeError as error:  # only a client can have written it
-            return self._fail_rows(rows, error)
-
+        out_of_band = dict(messages.unpack_rows(self._arena.message(), self._arena.layout.rows))
         # The hub may have completed other rows before this worker served.
         self._step(groups, out_of_band)
         return True
@@ -294,10 +294,7 @@ class Stepper:
 
     def _call(self, rows: list[int]) -> bool:
         is_call, began_ns = self._op[rows[0]] == OP_CALL, monotonic_ns()
-        try:
-            message = self._read(messages.Call if is_call else messages.SetAttr)
-        except codec.DecodeError as error:
-            return self._fail_rows(rows, error)
+        message = self._read(messages.Call if is_call else messages.SetAttr)
         if rows != ([row for row in self._rows if row in message.rows] if message.rows else self._rows):
             return False
         if is_call:
@@ -312,10 +309,7 @@ class Stepper:
     def _reset(self, rows: list[int]) -> bool:
         if rows != self._rows:
             return False
-        try:
-            reset = self._read(messages.Reset)
-        except codec.DecodeError as error:
-            return self._fail_rows(rows, error)
+        reset = self._read(messages.Reset)
         begun, request, began_ns = self._arena.begun.data, self._request, monotonic_ns()
         for row in rows:
             begun[row] = request[row]

@@ -203,6 +203,8 @@ class WorkerHandle:
             # Of a pipe the hub has its own end, whose O_NONBLOCK no worker can clear, as it could that of an eventfd.
             self._far_bell, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.pop_all()
+        self.far_ends = [self._far_end.fileno(), *self._output.far_ends]
+        self.label = self._output.label  # who it is, in events of what it prints
         # Wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
         self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
@@ -211,17 +213,9 @@ class WorkerHandle:
         self._channel.received_limits = supervisor.message_limits
         self._poller.register(ours.fileno(), self)
 
-    @property
-    def far_ends(self) -> list[int]:
-        return [self._far_end.fileno(), *self._output.far_ends]
-
     def close_far_ends(self) -> None:
         self._far_end.close()
         self._output.close_far_ends()
-
-    @property
-    def label(self) -> dict[str, Any]:
-        return self._output.label
 
     @property
     def log_tail(self) -> str:

@@ -175,6 +175,5 @@ class ZygoteHandle:
         return [worker for worker in waiting if not worker.ended]
 
     def _close_channel(self) -> None:
-        if self._channel.fileno() >= 0:
-            self._poller.unregister(self._channel.fileno())
+        self._poller.unregister(self._channel.fileno())
         self._channel.close()

@@ -126,7 +126,7 @@ class Builder:
                 self._calls.set_all_again(group.indices)
             except BaseException:
                 traceback.print_exc()
-                self._host.crash()
+                os._exit(1)
             self._progress.show(group.index)
             self._progress.rest()
 

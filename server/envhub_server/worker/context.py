@@ -92,9 +92,6 @@ class Host:
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
 
-    def crash(self) -> None:
-        os._exit(1)
-
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes

@@ -41,7 +41,7 @@ from envhub_server.worker.context import HostedEnvs, PendingFailure, WorkerConte
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.row import DISABLED
 from envhub_server.worker.row_memory import NotFinite, as_slice
-from envhub_server.worker.shared_process import SharedState, reseed
+from envhub_server.worker.shared_process import changed_since, reseed, shared_state
 from envhub_server.worker.snapshot_row import SnapshotRow
 
 
@@ -182,7 +182,7 @@ class Stepper:
         self._reseeded = False
         self._is_copy = False  # of a process that has served these rows; until this one serves them
         self._batches, self._look_at = 0, LOOK_FIRST
-        self._shared: SharedState | None = None  # None once the hub knows of a change
+        self._shared: dict[str, int] | None = None  # None once the hub knows of a change
         self._run_group: Callable[..., None] = self._finish_timed  # in the next step
         self._env_took_ns: dict[int, int] = {}  # by index of its group, if each is timed; empty between two requests
         self._tell_slow_at_ns = 0
@@ -215,7 +215,7 @@ class Stepper:
         self._progress.rest()
         self._bells.watch(self._spin_us)
         if len(self._envs.groups) > 1:
-            self._shared = SharedState()
+            self._shared = shared_state()
         self.serve_rows()  # rows may have been posted, and rung for, before
         self._handover.leave_between_episodes()
 
@@ -229,7 +229,7 @@ class Stepper:
         self._reseeded = True
         reseed([abs(seeds[seeded[0]] or 0)] * 2, build.row_offset + seeded[0], unless_seeded=True)
         if self._shared is not None:
-            self._shared = SharedState()
+            self._shared = shared_state()
 
     def has_work(self) -> bool:
         if self._my_request == self._my_done:
@@ -389,7 +389,7 @@ class Stepper:
             self._keep_times(groups, took_ns)
         if self._batches == self._look_at:  # once, the hub is told of shared state that the envs have changed
             self._look_at *= 4
-            if self._shared is not None and (what := self._shared.changed()):
+            if self._shared is not None and (what := changed_since(self._shared)):
                 self._shared = None
                 self._channel.send(control.SharedChanged(what))
         if self._builder.pending:

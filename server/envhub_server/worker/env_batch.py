@@ -50,7 +50,7 @@ class EnvBatch:
 
     def move(self, index: int) -> None:
         self._be([row + index - self.index for row in self.indices])
-        self.env.worker_rows = self.env.worker_rows._replace(rows=self.indices)
+        self.env.rows = self.indices
 
     def rebuilt(self, env: NativeEnv) -> None:
         self.env, self._new = env, True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import compress
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -30,31 +30,14 @@ Options = Optional[Dict[str, Any]]
 Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
 
 
-class WorkerRows(NamedTuple):
-    """Envs of a session that a vector env holds."""
-
-    rows: Sequence[int]  # their indices in the session, ascending
-    workers: int  # how many workers have the session's envs
-
-    def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
-        # No two workers get seeds that are nearer to one another than the number of envs of the first.
-        if all(seed is None for seed in seeds):
-            return None
-        first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
-        if len(first) > 1 or None in first:
-            text = "this vector env takes one seed for all of its envs, not one each"
-            raise ValueError(f"{text}: {brief(list(seeds), 100)}")
-        before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
-        return int(first.pop() or 0) + before
-
-
 class NativeEnv:
     """A ``gymnasium.vector.VectorEnv``: one seed for all of its envs; its spaces and spec are those of one env."""
 
     knows_masks = False  # whether envs of its class take a mask of those that a reset is for
 
-    def __init__(self, made: Any, worker_rows: WorkerRows, make: Callable[..., Any]) -> None:
-        self.made, self.worker_rows, self._make = made, worker_rows, make
+    def __init__(self, made: Any, rows: Sequence[int], workers: int, make: Callable[..., Any]) -> None:
+        self.made, self._make = made, make
+        self.rows, self.workers = rows, workers  # of its envs, in the session; how many workers that has
         self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
         self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
         self.render_mode = getattr(made, "render_mode", None)  # gym 0.21 has none
@@ -62,7 +45,7 @@ class NativeEnv:
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
         mode = (made.metadata or {}).get("autoreset_mode", _ONLY_MODE)
         self.autoreset_mode = getattr(mode, "value", mode)  # its own
-        self.num_envs = len(worker_rows.rows)
+        self.num_envs = len(rows)
         # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.
         # Whether some of its envs can be reset without the others.
         self.takes_masks = self.autoreset_mode == DISABLED or self.knows_masks or self.num_envs == 1
@@ -91,8 +74,19 @@ class NativeEnv:
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs of the session's ``num_envs``; ``rebuilt`` if the seeds are not the program's."""
-        seed = seeds[0] if rebuilt else self.worker_rows.seed_of(seeds, num_envs)
+        seed = seeds[0] if rebuilt else self._seed_of(seeds, num_envs)
         return self._reset(seed=seed, options=options)
+
+    def _seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
+        # No two workers get seeds that are nearer to one another than the number of envs of the first.
+        if all(seed is None for seed in seeds):
+            return None
+        first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
+        if len(first) > 1 or None in first:
+            text = "this vector env takes one seed for all of its envs, not one each"
+            raise ValueError(f"{text}: {brief(list(seeds), 100)}")
+        before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
+        return int(first.pop() or 0) + before
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
         observations, infos = self.made.reset(**arguments)
@@ -170,14 +164,14 @@ class NumberedEnv(NativeEnv):
 
     def _checked(self, infos: Any) -> Any:
         checked = super()._checked(infos)
-        return self._of_session(checked) if self.worker_rows.workers > 1 else checked
+        return self._of_session(checked) if self.workers > 1 else checked
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {
             key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
         }
         if (ids := own.get("env_id")) is not None:
-            own["env_id"] = np.asarray(self.worker_rows.rows, ids.dtype)[ids]
+            own["env_id"] = np.asarray(self.rows, ids.dtype)[ids]
         return own
 
 
@@ -227,7 +221,7 @@ def made_by(make: Callable[..., Any], rows: Sequence[int], build: Any) -> Native
         kind = AleEnv
     elif _is_of(made, "envpool.python.envpool"):
         kind = EnvPoolEnv
-    env = kind(made, WorkerRows(rows, build.batch_workers), make)
+    env = kind(made, rows, build.batch_workers, make)
     if problem := env.resets_as(build.autoreset_mode):
         raise ValueError(problem)
     return env

@@ -160,7 +160,8 @@ class Row:
             return
         self.bits = self.index
         if needs_reset and self._mode == NEXT_STEP:
-            self.autoreset()
+            observation, info = self._autoreset()
+            self._store(observation, 0.0, False, False, info)
             return
         results = self._runner.step(self._actions.read(out_of_band))
         try:
@@ -199,10 +200,6 @@ class Row:
             text = f"step of {self._name} returned a reward of shape {terms.shape}, and {self._reward_shape} before"
             raise ValueError(text)
         return float(terms.sum()), {VECTOR_REWARD: terms}
-
-    def autoreset(self) -> None:
-        observation, info = self._autoreset()
-        self._store(observation, 0.0, False, False, info)
 
     def _autoreset(self) -> tuple[Any, Any]:
         if self.trace is not None:

@@ -61,27 +61,25 @@ def warm_up() -> bool:
     """Execute once what a worker does, and leave no descriptor behind; returns whether that succeeded."""
     # Where it does not succeed, as in an interpreter without that env, workers start more slowly.
     remember_registry()
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    ends = socket.socketpair()
+    with ends[0], ends[1], warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a worker repeats those that matter
-        ends = socket.socketpair()
         for end in ends:
-            stack.callback(end.close)
             end.setblocking(False)  # while one end writes, the other is not read
         hub, channel = map(Channel, ends)
-        worker = Worker(channel, Host())
-        stack.callback(worker.close)
-        try:
-            _step_in(worker, hub, channel)
-        except Exception:
-            return False
+        with contextlib.closing(Worker(channel, Host())) as worker:
+            try:
+                _step_in(worker, hub)
+            except Exception:
+                return False
     return True
 
 
-def _step_in(worker: Worker, hub: Channel, channel: Channel) -> None:
+def _step_in(worker: Worker, hub: Channel) -> None:
 
     def tell(message: object, descriptors: Sequence[int] = ()) -> None:
         hub.send(message, descriptors)
-        for each in channel.receive() or ():
+        for each in worker.channel.receive() or ():
             worker.handle(each)
 
     tell(control.Build(0, [0], ENV, b"", b"", "", [], "NextStep", True, columns=True))

@@ -28,7 +28,7 @@ from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, WorkerContext
 from envhub_server.worker.name_lister import list_names
 from envhub_server.worker.snapshot_row import SnapshotRow
-from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
+from envhub_server.worker.stepper import Bells, Stepper, new_poller
 from envhub_server.worker.trace_writer import TraceWriter
 
 SPUN_MAX = 256  # requests that a spin ended with, one after another; then the channel is looked at, too
@@ -63,15 +63,14 @@ class Worker:
         context = WorkerContext(channel, self._envs, host, self.reports, self._progress)
         self._calls = EnvCalls(context)
         self._builder = Builder(context, self._calls)
-        self._handover = Handover(channel, self._envs, self._bells)
-        self.stepper = Stepper(context, self._bells, self._builder, self._handover, self._calls)
+        self.stepper = Stepper(context, self._bells, self._builder, self._calls)
         # What executes a message; False ends the worker.
         self._handlers: dict[type, Callable[[Any], bool | None]] = {
             control.Build: self._build,
             control.BuildRest: self._builder.build_rest,
             control.Draw: self._calls.draw,
             control.ForgetRequests: self._forget_requests,
-            control.Leave: self._handover.leave,
+            control.Leave: self.stepper.leave,
             control.ListNames: partial(list_names, self),
             control.MapArena: self._map_arena,
             control.RepeatRequests: self._replay,
@@ -116,10 +115,10 @@ class Worker:
             self._close_envs()
             return False
         # Else it was sent before the hub knew that this worker has left; the next one gets the same message.
-        return bool(self._handover.left) or self._handlers[type(message)](message) is not False
+        return bool(self.stepper.left) or self._handlers[type(message)](message) is not False
 
     def _build(self, build: control.Build) -> bool:
-        self._handover.episodes_left = build.episodes_max
+        self.stepper.episodes_left = build.episodes_max
         return self._builder.build(build)
 
     def _try(self, context: WorkerContext, wanted: control.Try) -> bool:
@@ -226,7 +225,6 @@ class Worker:
             os.close(descriptors.trace)
         self.stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
         self._calls.attach(arena)
-        self._handover.arena = arena
         self.channel.send(control.Mapped())
         return True
 
@@ -249,7 +247,7 @@ class Worker:
         return True
 
     def _close_envs(self) -> None:
-        for group in self._envs.groups or self._handover.left:
+        for group in self._envs.groups or self.stepper.left:
             self.channel.send(control.Closing(list(group.indices)))
             try:
                 group.env.close()
@@ -266,7 +264,7 @@ class Worker:
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._builder, self.stepper, self._calls, self._handover
+        subjects = self._builder, self.stepper, self._calls
         traces = [] if self._envs.trace is None else [self._envs.trace]
         return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 

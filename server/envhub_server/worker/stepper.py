@@ -33,11 +33,11 @@ from envhub.arena.spin import HAS_FENCE, RING, Spinner, fence
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel, moved_up
+from envhub_server.ipc.channel import moved_up
 from envhub_server.ipc.control import ArenaDescriptors
 from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import HostedEnvs, PendingFailure, WorkerContext
+from envhub_server.worker.context import PendingFailure, WorkerContext
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.row import DISABLED
 from envhub_server.worker.row_memory import NotFinite, as_slice
@@ -109,69 +109,20 @@ class Bells:
         self.waking, self._of_drivers = (), {}
 
 
-class Handover:
-    """Decides when a worker leaves its rows."""
-
-    arena: Arena  # only once one is mapped
-
-    def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
-        self._channel, self._envs, self._bells = channel, envs, bells
-        self.left: list[RowGroup] = []  # the groups that another worker serves now
-        # While one of these is not false, ``on_step`` has to follow each step.
-        self.episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
-        self.leaving = False
-        self._cutting = False
-
-    def leave(self, leave: control.Leave) -> None:
-        self.leaving, self._cutting = True, leave.cut
-        if leave.restored:
-            self._go()
-        else:
-            self.leave_between_episodes()
-
-    def on_step(self, groups: Sequence[RowGroup]) -> None:
-        """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
-        if self.episodes_left:
-            ended = self.arena.terminations | self.arena.truncations
-            done = sum(int(ended[index]) for group in groups for index in group.indices)
-            self.episodes_left = max(0, self.episodes_left - done)
-            if not self.episodes_left:
-                self._channel.send(control.EpisodesDone())
-        self.leave_between_episodes()
-
-    def leave_between_episodes(self) -> None:
-        if not self.leaving or not self._bells.serving:
-            return  # a result that is written into an arena before its rows have moved there is lost
-        needs_reset, indices = self.arena.needs_reset.data, self._envs.indices
-        ongoing = [index for index in indices if needs_reset[index] == ONGOING]
-        reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
-        if reported and (self._cutting or not ongoing):
-            # The first reset of a new vector env is one of all its rows; with DISABLED its program resets some.
-            has_batch = any(len(group.indices) > 1 for group in self._envs.groups)
-            if has_batch and self._envs.build.autoreset_mode == DISABLED:
-                ongoing = [*indices]
-            for index in indices:
-                needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
-            self._go()
-
-    def _go(self) -> None:
-        self._bells.unwatch()
-        self.left, self._envs.groups, self.leaving = self._envs.groups, [], False
-        self._channel.send(control.HandedOver())
-
-
 LOOK_FIRST = 8  # the number of batches before the first look for shared state that envs have changed
 SLOW_TOLD_NS = 100_000_000  # between two messages
 
 
 class Stepper:
-    """Serves the rows of one worker."""
+    """Serves the rows of one worker, and decides when it leaves them."""
 
-    def __init__(
-        self, context: WorkerContext, bells: Bells, builder: Builder, handover: Handover, calls: EnvCalls
-    ) -> None:
+    def __init__(self, context: WorkerContext, bells: Bells, builder: Builder, calls: EnvCalls) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
-        self._bells, self._builder, self._handover, self._calls = bells, builder, handover, calls
+        self._bells, self._builder, self._calls = bells, builder, calls
+        self.left: list[RowGroup] = []  # the groups that another worker serves now
+        # While one of these is not false, ``_end_step`` has to follow each step.
+        self.episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
+        self._leaving = self._cutting = False
         # By its op, what carries out a request whose arguments are the arena's message; it returns False while the
         # driver has not posted all of its rows.
         self._verbs = {OP_OUT_OF_BAND: self._step_out_of_band, OP_RESET: self._reset}
@@ -217,7 +168,7 @@ class Stepper:
         if len(self._envs.groups) > 1:
             self._shared = shared_state()
         self.serve_rows()  # rows may have been posted, and rung for, before
-        self._handover.leave_between_episodes()
+        self._leave_between_episodes()
 
     def _reseed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed generators that no env has seeded, by an env's first seed, where those of its program are not known."""
@@ -394,8 +345,8 @@ class Stepper:
                 self._channel.send(control.SharedChanged(what))
         if self._builder.pending:
             self._builder.rebuild()
-        if self._handover.leaving or self._handover.episodes_left:
-            self._handover.on_step(groups)
+        if self._leaving or self.episodes_left:
+            self._end_step(groups)
 
     def _finish(self, group: RowGroup, run: Callable[[], None], is_step: bool = False) -> None:
         """Run a group's step or reset, which stores its status; store ``done`` last."""
@@ -431,3 +382,42 @@ class Stepper:
     def report_closing(self, error: BaseException, group: RowGroup) -> None:
         number = self._request[group.index] if hasattr(self, "_arena") else 0
         self._reports.send(error, group.index, "env_raised", number)
+
+    # --- leaving ------------------------------------------------------------------------------------------------------
+
+    def leave(self, leave: control.Leave) -> None:
+        self._leaving, self._cutting = True, leave.cut
+        if leave.restored:
+            self._go()
+        else:
+            self._leave_between_episodes()
+
+    def _end_step(self, groups: Sequence[RowGroup]) -> None:
+        """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
+        if self.episodes_left:
+            ended = self._arena.terminations | self._arena.truncations
+            done = sum(int(ended[index]) for group in groups for index in group.indices)
+            self.episodes_left = max(0, self.episodes_left - done)
+            if not self.episodes_left:
+                self._channel.send(control.EpisodesDone())
+        self._leave_between_episodes()
+
+    def _leave_between_episodes(self) -> None:
+        if not self._leaving or not self._bells.serving:
+            return  # a result that is written into an arena before its rows have moved there is lost
+        needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
+        ongoing = [index for index in indices if needs_reset[index] == ONGOING]
+        reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
+        if reported and (self._cutting or not ongoing):
+            # The first reset of a new vector env is one of all its rows; with DISABLED its program resets some.
+            has_batch = any(len(group.indices) > 1 for group in self._envs.groups)
+            if has_batch and self._envs.build.autoreset_mode == DISABLED:
+                ongoing = [*indices]
+            for index in indices:
+                needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
+            self._go()
+
+    def _go(self) -> None:
+        self._bells.unwatch()
+        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
+        self._channel.send(control.HandedOver())

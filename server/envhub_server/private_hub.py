@@ -21,7 +21,7 @@ from pathlib import Path
 from envhub.process import prepare_hub_process
 from envhub_server.ipc import process_marks
 from envhub_server.ipc.process_marks import PR_SET_PDEATHSIG, leave_terminal
-from envhub_server.processes.interpreter import ONE_THREAD, OWN, ZygoteProcess, environment_of
+from envhub_server.processes.interpreter import ONE_THREAD, InterpreterKey, ZygoteProcess
 
 
 def main(program: int, line_end: int, folder: str, flags: Sequence[str]) -> None:
@@ -31,8 +31,7 @@ def main(program: int, line_end: int, folder: str, flags: Sequence[str]) -> None
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     prepare_hub_process()
     # The zygote and this process import their modules in parallel, which halves a program's wait for its first envs.
-    environ = environment_of(OWN, sys.executable, os.environ)
-    zygote = ZygoteProcess(process_marks.new_hub(), sys.executable, environ, flags=tuple(flags))
+    zygote = ZygoteProcess(process_marks.new_hub(), InterpreterKey(flags=tuple(flags)), os.environ)
     _serve(program, line_end, Path(folder), zygote)
 
 

@@ -16,20 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envhub.errors import printable, raised_text, shortened
-from envhub.files import read_regular_file, weakness_of
+from envhub.files import weakness_of
 from envhub.process import STACKS
 from envhub.values import codec
 from envhub_server.ipc.process_marks import memory_bytes
-from envhub_server.ipc.replay_file import FILE_BYTES_MAX, SUFFIX, Replay, unpack
-from envhub_server.processes.interpreter import (
-    BOOTSTRAP,
-    InterpreterKey,
-    InterpreterUnusable,
-    environment_of,
-    exposed,
-    find,
-    not_executed,
-)
+from envhub_server.ipc.replay_file import SUFFIX, Replay, read_replay
+from envhub_server.processes.interpreter import InterpreterKey, InterpreterUnusable, execute, find
 from envhub_server.processes.worker_handle import signal_name
 
 STACKS_S = 0.5  # for a process that hangs to write its stacks, before it is killed
@@ -52,7 +44,7 @@ class Comparison(NamedTuple):
 
 def read(path: Path) -> Replay:
     try:
-        return unpack(read_regular_file(path, FILE_BYTES_MAX))
+        return read_replay(str(path))
     except OSError as error:
         raise ReplayError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -118,13 +110,10 @@ def _interpreter(replay: Replay) -> InterpreterKey:
 def _started(replay: Replay, path: Path, memory: int, use_pdb: bool) -> subprocess.Popen[bytes]:
     try:
         key = _interpreter(replay)
-        program = find(key.python)
-        command = [program, BOOTSTRAP, "replay", str(path.absolute()), str(memory), str(int(use_pdb)), *exposed()]
-        return subprocess.Popen(command, env=environment_of(key, program, os.environ), pass_fds=[memory])
-    except InterpreterUnusable as error:
+        arguments = ["replay", str(path.absolute()), str(memory), str(int(use_pdb))]
+        return execute(find(key.python), key, os.environ, arguments, {}, pass_fds=[memory])
+    except (InterpreterUnusable, OSError) as error:
         raise ReplayError(f"the interpreter of {path.name}: {error}") from error
-    except OSError as error:
-        raise ReplayError(f"the interpreter of {path.name}: {not_executed(program, error)}") from error
 
 
 def _watched(process: subprocess.Popen[bytes], replay: Replay, memory: int, use_pdb: bool) -> str:

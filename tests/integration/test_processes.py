@@ -22,7 +22,7 @@ from envhub_client.connection.connection import Connection
 from envhub_client.connection.zeromq_transport import ZeroMqTransport
 from envhub_client.private_hub.process import PrivateHub, private_hub
 from envhub_server.network.connections import silent_s
-from envhub_server.processes.interpreter import ZygoteProcess
+from envhub_server.processes.interpreter import InterpreterKey, InterpreterUnusable, ZygoteProcess
 from envhub_server.replay import files_in, keep
 from hubs import ServedHub, below, serve, wait_until
 
@@ -191,8 +191,9 @@ def test_private_hub_starts_in_a_folder_with_a_longer_path_than_a_socket_may_hav
 
 def test_zygote_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None:
     before = {*os.listdir("/proc/self/fd")}
-    with pytest.raises(FileNotFoundError, match="gone"):
-        ZygoteProcess("hub", str(tmp_path / "gone"), {})
+    (tmp_path / "odd").touch(0o755)
+    with pytest.raises(InterpreterUnusable, match=r"odd .* is no program"):
+        ZygoteProcess("hub", InterpreterKey(str(tmp_path / "odd")), {})
     assert {*os.listdir("/proc/self/fd")} <= before
 
 

@@ -20,7 +20,7 @@ from brittle import CAUSES, Brittle, Tuned, tune
 from envhub_client.private_hub.process import private_hub
 from envhub_server import replay
 from envhub_server.ipc import replay_file
-from envhub_server.worker.replayer import _entries
+from envhub_server.ipc.replay_file import entries_in
 from gymnasium.vector import AutoresetMode
 from hubs import ServedHub, serve, wait_until, worker_processes, written_replay
 
@@ -79,7 +79,7 @@ def calls_of(path: Path) -> list[str]:
     """What the env of a replay was asked, without running it."""
     found = replay.read(path)
     trace = codec.decode(found.trace)
-    return [kind for _, kind, *_ in _entries(trace["entries"]) if kind != "codes"] + ["step"] * (
+    return [kind for _, kind, *_ in entries_in(trace["entries"]) if kind != "codes"] + ["step"] * (
         len(trace["rings"][0]) // 8
     )
 

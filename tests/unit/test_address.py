@@ -10,6 +10,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -310,7 +311,7 @@ def test_key_in_place_of_an_envs_name_is_not_repeated() -> None:
     key = "EIAfCyLLy2dRUPF_cNDi1hmBMI4AX336gCIK3t0Kg-g"
     logged = hide_secrets_in({"envs": [key, f"ALE/{key}-v5"]}), hide_secrets_in(f"no id '{key}'")
     error = ValueError(f"Environment `{key}` doesn't exist")
-    failure = describe_failure(error, "env_raised", None, None, hide_secrets=True)
+    failure = describe_failure(error, "env_raised", None, None, SimpleNamespace(name=key, hide_folders=False))
     unmatched = Registry([key]).unmatched(InterpreterKey(), [])
     with pytest.raises(InterpreterUnusable) as raised:
         find(key)

@@ -15,7 +15,7 @@ import pytest
 from envhub_server.catalog.registry import ENVS_MAX, ForkedImports, key
 from envhub_server.ipc.control import SHARED
 from envhub_server.worker.row import EnvRunner
-from envhub_server.worker.shared_process import SharedState, may_share_process
+from envhub_server.worker.shared_process import changed_since, may_share_process, shared_state
 from gymnasium.wrappers import TimeLimit, TransformReward
 
 from envhub.protocol.messages import Make
@@ -83,23 +83,23 @@ def test_each_change_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_pa
         lambda: monkeypatch.chdir(tmp_path),
     ]
     for name, change in zip(SHARED, changes, strict=True):
-        state = SharedState()
-        assert state.changed() == []
+        state = shared_state()
+        assert changed_since(state) == []
         change()
-        assert state.changed() == [name]
+        assert changed_since(state) == [name]
     np.random.default_rng(3).random()
     random.Random(3).random()
-    assert SharedState().changed() == [] and os.getcwd() == str(tmp_path)
+    assert changed_since(shared_state()) == [] and os.getcwd() == str(tmp_path)
 
 
 def test_program_may_have_another_generator() -> None:
     own = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(1))
     try:
-        state = SharedState()
-        assert state.changed() == []
+        state = shared_state()
+        assert changed_since(state) == []
         np.random.random()
-        assert state.changed() == [SHARED[0]]
+        assert changed_since(state) == [SHARED[0]]
     finally:
         np.random.set_bit_generator(own)
 

@@ -20,8 +20,6 @@ from envhub_server.processes.interpreter import (
     environment_of,
     find,
     not_executed,
-    waits,
-    what_is_wrong,
 )
 from envhub_server.worker import name_lister
 
@@ -33,7 +31,7 @@ def line(**fields: Any) -> bytes:
 
 
 def start(*lines: bytes) -> Start:
-    found = Start()
+    found = Start("/p")
     found.feed(b"".join(lines))
     return found
 
@@ -140,22 +138,22 @@ V38 = line(python="3.8.18")
     ],
 )
 def test_what_is_wrong_is_one_line(lines: list[bytes], ending: str, output: str, told: str) -> None:
-    found = what_is_wrong("/p", start(*lines), ending, output)
+    found = start(*lines).what_is_wrong(ending, output)
     assert found.startswith(f"/p{on_this_machine()}") and told in found and "\n" not in found
 
 
 def test_hanging_interpreter_is_told_with_where_it_is() -> None:
-    assert "hangs before its first line of Python" in waits("/p", Start())
-    assert "(Python 3.8.18) hangs while it imports numpy" in waits("/p", start(V38, line(importing="numpy")))
+    assert "hangs before its first line of Python" in Start("/p").why_ended
+    assert "(Python 3.8.18) hangs while it imports numpy" in start(V38, line(importing="numpy")).why_ended
 
 
 def test_what_no_bootstrap_says_is_left_out() -> None:
-    found = Start()
+    found = Start("/p")
     found.feed(b"junk\n{}x\n\xff\n[1]\n" + line(unknown=1) + line(python=3) + V38[:5])
     assert found.python == "" and not found.last.ready
     found.feed(V38[5:] + line(ready=True))
     assert found.python == "3.8.18" and found.last.ready
-    endless = Start()
+    endless = Start("/p")
     endless.feed(b"x" * START_BYTES_MAX)
     endless.feed(b"\n" + line(ready=True))
     assert not endless.last.ready

@@ -5,8 +5,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from envhub_server.ipc import control
 from envhub_server.worker.gym_compat import vector_factory
-from envhub_server.worker.native_env import WorkerRows, made_by, takes, why_not_batch
+from envhub_server.worker.native_env import made_by, takes, why_not_batch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -23,8 +24,12 @@ class Env(VectorEnv[Any, Any, Any]):
         return np.zeros(self.num_envs), {}
 
 
+def order(workers: int = 1, mode: str = "NextStep") -> control.Build:
+    return control.Build(0, [], "", b"", b"", "", [], mode, allow_pickle=False, batch_workers=workers)
+
+
 def native(rows: Any, workers: int) -> Any:
-    return made_by(Env, WorkerRows(rows, workers), "NextStep")
+    return made_by(Env, rows, order(workers))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +89,9 @@ def test_env_is_made_in_the_sessions_mode_where_it_takes_one() -> None:
             raise ValueError("as ALE does")
         return Env(num_envs, autoreset_mode)
 
-    assert made_by(factory, WorkerRows(range(2), 1), "SameStep").autoreset_mode == "SameStep"
+    assert made_by(factory, range(2), order(mode="SameStep")).autoreset_mode == "SameStep"
     with pytest.raises(ValueError, match="is not possible: pass autoreset_mode='NextStep'"):
-        made_by(factory, WorkerRows(range(2), 1), "Disabled")
+        made_by(factory, range(2), order(mode="Disabled"))
     assert made == [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP]
 
 

@@ -34,13 +34,14 @@ class Place:
         self.env, self.arena, self.columns = env, arena, columns
         self.sent: list[tuple[int, bytes]] = []
         self.suspected: list[str] = []
-        self.row = Row(MINE, EnvRunner(env), mode, allow_pickle=False)
+        build = control.Build(0, [MINE], "", b"", b"", "", [], mode, allow_pickle=False)
+        self.row = Row(MINE, EnvRunner(env), build)
         self.attach(arena)
 
-    def attach(self, arena: Arena, finite_only: bool = False) -> None:
+    def attach(self, arena: Arena) -> None:
         self.arena = arena
         spaces_of_env = self.env.observation_space, self.env.action_space
-        self.row.attach(arena, *spaces_of_env, self._send, self.columns, finite_only)
+        self.row.attach(arena, *spaces_of_env, self._send, self.columns)
 
     def _send(self, message: Any) -> None:
         match message:
@@ -204,7 +205,7 @@ ILL_PAIR = np.array([1, np.nan], np.float32)
 )
 def test_value_that_is_not_finite_is_refused_in_spaces_of_varying_size(space: Any, observation: Any) -> None:
     place = placed(env=Observing(space, observation))
-    place.attach(place.arena, finite_only=True)
+    place.row._finite_only = True
     for ask in (place.reset, place.step):
         with pytest.raises(NotFinite, match="1 values of part"):
             ask()
@@ -224,7 +225,7 @@ class Rewarding(ScriptedEnv):
 
 def test_reward_that_is_not_finite_is_refused() -> None:
     place = placed(env=Rewarding(np.inf))
-    place.attach(place.arena, finite_only=True)
+    place.row._finite_only = True
     place.reset()
     with pytest.raises(NotFinite, match="a reward of inf"):
         place.step()

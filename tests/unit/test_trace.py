@@ -10,11 +10,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envhub_server import replay
-from envhub_server.ipc.replay_file import NOTHING, Trace, allocate, layout_of, name_of_raised
+from envhub_server.ipc.replay_file import NOTHING, Trace, allocate, entries_in, layout_of, name_of_raised
 from envhub_server.replay import files_in, keep, name_beginning
 from envhub_server.worker import trace_writer
 from envhub_server.worker.gym_compat import GymEnv
-from envhub_server.worker.replayer import _entries
 from envhub_server.worker.trace_writer import TraceWriter
 
 from envhub.arena import memory
@@ -75,7 +74,7 @@ class Scene:
         found = codec.decode(self.read.taken(group))
         assert not found["cut"]
         kinds, values = (np.frombuffer(ring, np.int64).tolist() for ring in found["rings"])
-        return [note[1:] for note in _entries(found["entries"])], kinds, values
+        return [note[1:] for note in entries_in(found["entries"])], kinds, values
 
 
 def test_steps_since_a_reset_with_a_seed_are_found_of_each_row() -> None:

@@ -106,6 +106,8 @@ class Hub:
             self.thread.join(PATIENCE_S)
             assert not self.thread.is_alive()
         self.worker.close()
+        with suppress(OSError):  # where no factories came; a process of its own leaves it to its end
+            os.close(self.worker._builder._memory)
 
     def tell(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         self.channel.send(message, descriptors)
@@ -279,7 +281,7 @@ def test_results_are_stored_before_done() -> None:
             words = arena.rewards[row], arena.terminations[row], arena.needs_reset[row], arena.status[row]
             seen[row] = observation, *map(int, words), bool(arena.done[row] == arena.request[row])
 
-        hub.worker._stepper._done = Watched(hub.worker._stepper._done, look)  # type: ignore[assignment]
+        hub.worker.stepper._done = Watched(hub.worker.stepper._done, look)  # type: ignore[assignment]
         hub.step(GO_ON, TERMINATE, GIVE_INFO, GO_ON)
         assert seen == {
             0: ([1, 1], 1, 0, 0, STATUS_OK, False),
@@ -297,7 +299,7 @@ def test_what_the_channel_carries_is_sent_before_done(action: int, kind: type) -
         def look(row: int) -> None:
             sent_at_done.append(bool(select.select([hub.channel.fileno()], [], [], 0)[0]))
 
-        hub.worker._stepper._done = Watched(hub.worker._stepper._done, look)  # type: ignore[assignment]
+        hub.worker.stepper._done = Watched(hub.worker.stepper._done, look)  # type: ignore[assignment]
         hub.step(action)
         assert sent_at_done == [True]
         (found,) = hub.hear(kind)
@@ -420,18 +422,18 @@ def test_reset_of_some_rows_has_the_others_repeat_their_last_observation() -> No
 @pytest.mark.parametrize("while_it_looks", [False, True])
 def test_request_whose_last_words_are_not_stored_yet_waits_for_them(while_it_looks: bool) -> None:
     with serving(spin_us=1000) as hub:
-        seen, stepper = len(made[0].seeds), hub.worker._stepper
+        seen, stepper = len(made[0].seeds), hub.worker.stepper
         hub.arena.put_message(messages.pack(messages.Reset()))
         hub.post(op=OP_RESET)
         hub.await_rows()
-        carry_out = stepper._carry_out
+        carry_out = stepper._verbs[OP_RESET]
 
         def look(rows: list[int]) -> bool:
             if while_it_looks and rows == [0, 1, 2]:
                 hub.arena.request[3] += 1
             return carry_out(rows)
 
-        stepper._carry_out = look  # type: ignore[method-assign]
+        stepper._verbs[OP_RESET] = look
         hub.arena.op[:] = OP_RESET
         hub.arena.request[:3] += 1
         hub.ring()

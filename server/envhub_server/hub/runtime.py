@@ -467,8 +467,11 @@ class SessionRuntime(SessionResources):
         memory, request, lost_rows = self.memory, self.under_way, self.lost_rows
         assert memory is not None and request is not None and lost_rows is not None
         frames = memory.frames
-        if problem := frames.load(request.message.codes, request.frames):
-            self.report(SessionMachine.on_not_posted, Failure("bad_actions", "request", problem))
+        try:
+            frames.load(request.message.codes, request.frames)
+        except ValueError as error:
+            why = Failure("bad_actions", "request", f"{error}; no env has moved")
+            self.report(SessionMachine.on_not_posted, why)
             return
         if frames.out_of_band and not self._put_message(request.frames[-1]):
             return

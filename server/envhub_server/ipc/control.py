@@ -30,12 +30,7 @@ class Guard(Frozen):
     """Hub to zygote: these workers run; if the hub is killed, end them and every process that they started."""
 
     pids: List[int]
-
-
-class Reaped(Frozen):
-    """Hub to zygote: this worker has ended, and its pid may become another process's."""
-
-    pid: int
+    ended: List[int] = field(default_factory=list)  # have ended, and may become the pids of other processes
 
 
 class Retire(Frozen):

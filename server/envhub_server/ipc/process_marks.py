@@ -68,14 +68,17 @@ class Mark:
         os.environ[VARIABLE] = value
 
 
+def _read(pid: object, file: str) -> bytes:
+    """The contents of a file of ``/proc`` about a process; empty if it has ended, or is another user's."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as opened:
+        return opened.read()
+    return b""
+
+
 def stat(pid: int) -> list[bytes]:
     """The fields of ``/proc/PID/stat`` from the third, the state, on; none if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name is in parentheses and may contain any byte, parentheses too.
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    # The name is in parentheses and may contain any byte, parentheses too.
+    return _read(pid, "stat").rpartition(b")")[2].split()
 
 
 def worker_of(pid: int, hub: str) -> int | None:
@@ -93,11 +96,7 @@ def worker_of(pid: int, hub: str) -> int | None:
 
 def _line(pid: int, file: str, end: bytes, wanted: bytes) -> bytes:
     """The rest of the line that begins with ``wanted`` in a ``/proc`` file of a process; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/{file}", "rb") as opened:
-            lines = opened.read().split(end)
-    except OSError:
-        return b""
+    lines = _read(pid, file).split(end)
     return next((line[len(wanted) :] for line in lines if line.startswith(wanted)), b"")
 
 
@@ -127,11 +126,13 @@ def children(pid: int) -> list[int]:
     return pids
 
 
-def family(*pids: int) -> list[int]:
-    """These processes and their descendants."""
+def family(*pids: int, every: bool = False) -> list[int]:
+    """These processes and their descendants, ``PROCESSES_MAX`` or so of them, or else ``every`` one."""
     members = [*pids]
     for each in members:  # the list grows during the loop
-        if len(members) < PROCESSES_MAX:
+        if every:
+            members += children(each)
+        elif len(members) < PROCESSES_MAX:
             members += listed_children(each) or ()  # a search of every process would cost too much
     return members
 
@@ -139,21 +140,13 @@ def family(*pids: int) -> list[int]:
 def memory_bytes(*pids: int) -> int:
     """The resident memory of these processes and their descendants, without files and shared memory."""
     # Pages that a worker shares with its zygote count, some tens of megabytes. A process that has ended counts as 0.
-    total = 0
-    for each in family(*pids):
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{each}/statm", "rb") as file:
-            _, resident, shared = file.read().split()[:3]
-            total += (int(resident) - int(shared)) * mmap.PAGESIZE
-    return total
+    pages = ([*map(int, _read(each, "statm").split())] or [0, 0, 0] for each in family(*pids))
+    return sum(resident - shared for _, resident, shared, *_ in pages) * mmap.PAGESIZE
 
 
 def private_bytes(pid: object = "self") -> int:
     """The memory that a process shares with no other; to read it takes about a millisecond."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return 0
+    lines = [line.split() for line in _read(pid, "smaps_rollup").splitlines()]
     return sum(int(line[1]) * 1024 for line in lines if line[0] in (b"Private_Dirty:", b"Private_Clean:"))
 
 
@@ -162,15 +155,8 @@ def cpu_s(*pids: int) -> float:
     return sum(sum(map(int, stat(each)[11:15])) for each in family(*pids)) / os.sysconf("SC_CLK_TCK")
 
 
-def descendants(pid: int) -> list[int]:
-    pids = children(pid)
-    for child in pids:  # the list grows during the loop
-        pids += children(child)
-    return pids
-
-
 def kill_tree(pid: int) -> None:
-    for number in [pid, *descendants(pid)]:
+    for number in family(pid, every=True):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(number, signal.SIGKILL)
 

@@ -24,11 +24,12 @@ import mmap
 import struct
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from envhub.arena.memory import CALL_INCREMENT
+from envhub.files import read_regular_file
 from envhub.protocol.messages import as_map
 from envhub.protocol.messages import build as message_of
 from envhub.transport.descriptors import new_memory
@@ -110,6 +111,23 @@ class Trace:
         places, rows = np.arange(first, begun) % layout.batches, slice(group * size, (group + 1) * size)
         rings = [ring[places, rows].tobytes() for ring in self.rings]
         return codec.encode({"cut": "", "first": first, "entries": bytes(self.entries[group][:length]), "rings": rings})
+
+
+def entries_in(blob: bytes) -> Iterator[List[Any]]:
+    at = 0
+    while at < len(blob):
+        (length,) = LENGTH.unpack_from(blob, at)
+        record = codec.decode(blob[at + LENGTH.size : at + LENGTH.size + length])
+        at += LENGTH.size + length
+        if record[1] == RESTORED:
+            raise ValueError(
+                f"the env went on from snapshot {record[2]!r}, and the file lacks what it was asked before"
+            )
+        if None in record:
+            named = {ACTION: "an action", RESET: "the options of a reset"}
+            what = named.get(record[1]) or f"the arguments of {record[3]}"
+            raise ValueError(f"the file lacks what is no plain data: {what}")
+        yield record
 
 
 SUFFIX = ".replay"
@@ -203,3 +221,7 @@ def unpack(blob: bytes) -> Replay:
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
     return replay
+
+
+def read_replay(path: str) -> Replay:
+    return unpack(read_regular_file(path, FILE_BYTES_MAX))

@@ -70,37 +70,22 @@ class StepFrames:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def load(self, codes: bytes, frames: Sequence[Frame]) -> str:
-        """Take the frames of a step; returns why they do not fit the arena, or an empty text."""
-        if codes != self._sized_codes and (problem := self._size(codes)):
-            return f"{problem}; no env has moved"
+    def load(self, codes: bytes, frames: Sequence[Frame]) -> None:
+        """Take the frames of a step; raises ``ValueError`` if they do not fit the arena."""
+        layout = self._arena.layout
+        if codes != self._sized_codes:
+            if len(codes) != len(layout.actions):
+                raise ValueError(f"{len(codes)} codes for {len(layout.actions)} action leaves")
+            self._sizes = actions.sizes(codes, layout.actions, layout.rows)
+            self._sized_codes, self.out_of_band = codes, actions.OUT_OF_BAND in codes
         lengths = [*map(len, frames)]
         if lengths[: len(self._sizes)] != self._sizes or len(lengths) != len(self._sizes) + self.out_of_band:
-            return f"action frames of {lengths} bytes where {self._sizes} are due; no env has moved"
-        if self.out_of_band and (problem := self._problem_out_of_band(frames[-1])):
-            return problem
+            raise ValueError(f"action frames of {lengths} bytes where {self._sizes} are due")
+        if self.out_of_band:
+            rows = [row for row, _ in messages.unpack_rows(frames[-1], layout.rows)]
+            if rows != list(range(layout.rows)):
+                raise ValueError("the actions out of band are not one for each row")
         self.codes, self.arrays = codes, frames  # the frame of actions out of band is the last, and has no buffer
-        return ""
-
-    def _size(self, codes: bytes) -> str:
-        layout = self._arena.layout
-        if len(codes) != len(layout.actions):
-            return f"{len(codes)} codes for {len(layout.actions)} action leaves"
-        try:
-            sizes = actions.sizes(codes, layout.actions, layout.rows)
-        except ValueError as error:
-            return str(error)
-        self._sized_codes, self._sizes, self.out_of_band = codes, sizes, actions.OUT_OF_BAND in codes
-        return ""
-
-    def _problem_out_of_band(self, frame: Frame) -> str:
-        rows = self._arena.layout.rows
-        try:
-            out_of_band = messages.unpack_rows(frame, rows)
-        except codec.DecodeError as error:
-            return f"{error}; no env has moved"
-        complete = [row for row, _ in out_of_band] == list(range(rows))
-        return "" if complete else "the actions out of band are not one for each row; no env has moved"
 
     def part(self, rows: Sequence[int], codes: bytes, frames: Sequence[Frame]) -> tuple[np.ndarray, list[np.ndarray]]:
         """The rows of a partial batch, and their actions, one array per leaf; raises ``ValueError``."""

@@ -76,7 +76,7 @@ class ProxyHandle:
                     stdin=subprocess.DEVNULL,
                     env={**environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
-            self._children.orphan_reaper.spare(self._process.pid)
+            self._children.orphan_reaper.spared.add(self._process.pid)
         except BaseException:
             self._end()
             raise
@@ -127,7 +127,7 @@ class ProxyHandle:
             process.wait(ENDING_S)
         process.kill()
         status = process.wait()
-        self._children.orphan_reaper.reaped(process.pid)
+        self._children.orphan_reaper.spared.discard(process.pid)
         return status
 
     def close(self) -> None:

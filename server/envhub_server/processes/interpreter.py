@@ -14,10 +14,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -59,6 +60,7 @@ _THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THR
 ONE_THREAD = dict.fromkeys([*_THREADS.split(), "VECLIB_MAXIMUM_THREADS"], "1")
 # Variables for the hub's own interpreter, which would break another one.
 OF_THE_HUB = ("PYTHON", "VIRTUAL_ENV", "CONDA_")
+NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class StartLine(msgspec.Struct, forbid_unknown_fields=True):
 class Start:
     """Progress of an interpreter's start, by the messages of its bootstrap."""
 
+    program: str
     last: StartLine = field(default_factory=StartLine)  # the last that it said; an empty one before the first
     python: str = ""  # its version, if it has said that
     _unread: bytes = b""
@@ -120,11 +123,49 @@ class Start:
             self.python = self.last.python or self.python
 
     @property
-    def version_text(self) -> str:
-        return f" (Python {self.python})" if self.python else ""
+    def name(self) -> str:
+        return f"{self.program}{on_this_machine()}{f' (Python {self.python})' if self.python else ''}"
 
+    @property
+    def progress(self) -> str:
+        at = f"it imports {self.last.importing}" if self.last.importing else "it has not run a line of Python"
+        return f"{self.name} still starts: {at}"
+
+    @property
     def at(self) -> str:
         return f"while it imports {self.last.importing}" if self.last.importing else "before its first line of Python"
+
+    @property
+    def why_ended(self) -> str:
+        """The reason why an interpreter that waits for something is ended."""
+        return f"{self.name} hangs {self.at}: run it by hand to see what it waits for"
+
+    def what_is_wrong(self, end: str, output: str) -> str:
+        """The reason why the interpreter that has ended so, and printed this, cannot serve."""
+        last = self.last
+        why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
+        if last.problem == "old":
+            version = f"is Python {self.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
+            return f"{self.program}{on_this_machine()} {version}"
+        if last.problem == "apart":
+            return f"{self.name} starts Python as another process: name that Python, or have the script `exec` it"
+        if last.problem == "missing":
+            also = " (or gym, 0.21 or later)" if last.module == "gymnasium" else ""
+            package = package_of(last.module)
+            return f"{self.name} has no package {package!r}{also}; run: {install(self.program, package)}"
+        if last.problem == "broken":
+            again = install(self.program, package_of(last.module), "--force-reinstall")
+            return f"{self.name} cannot import {last.module!r}: {why}; run: {again}"
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        # After a fatal error, Python prints the stacks of its threads.
+        printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")
+        printed = shortened(printed, WHY_CHARS_MAX)
+        if not self.python and "SyntaxError" in printed:
+            return f"{self.name} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
+        output = f", and printed last: {printed}" if printed else ""
+        if self.python:
+            return f"{self.name} {end} {self.at}{output}"
+        return f"{self.name} {end} and did not run as Python does{output}; name an interpreter of Python 3.8 or later"
 
 
 def find(python: str) -> str:
@@ -191,43 +232,6 @@ def not_executed(program: str, error: OSError) -> str:
     return f"{program}{on_this_machine()} {why}"
 
 
-def what_is_wrong(program: str, start: Start, end: str, output: str) -> str:
-    last, named = start.last, f"{program}{on_this_machine()}"
-    python = start.version_text
-    why = shortened(" ".join(last.why.split()), WHY_CHARS_MAX)
-    if last.problem == "old":
-        return f"{named} is Python {start.python}, and EnvHub needs 3.8 or later: name a newer interpreter"
-    if last.problem == "apart":
-        return f"{named} starts Python as another process: name that Python, or have the script `exec` it"
-    if last.problem == "missing":
-        also = " (or gym, 0.21 or later)" if last.module == "gymnasium" else ""
-        package = package_of(last.module)
-        return f"{named}{python} has no package {package!r}{also}; run: {install(program, package)}"
-    if last.problem == "broken":
-        again = install(program, package_of(last.module), "--force-reinstall")
-        return f"{named}{python} cannot import {last.module!r}: {why}; run: {again}"
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # After a fatal error, Python prints the stacks of its threads.
-    printed = next((line for line in lines if "Fatal Python error" in line), lines[-1] if lines else "")
-    printed = shortened(printed, WHY_CHARS_MAX)
-    if not start.python and "SyntaxError" in printed:
-        return f"{named} is too old: EnvHub needs Python 3.8 or later: name a newer interpreter"
-    output = f", and printed last: {printed}" if printed else ""
-    if not start.python:
-        return f"{named} {end} and did not run as Python does{output}; name an interpreter of Python 3.8 or later"
-    return f"{named}{python} {end} {start.at()}{output}"
-
-
-def starting(program: str, start: Start) -> str:
-    at = f"it imports {start.last.importing}" if start.last.importing else "it has not run a line of Python"
-    return f"{program}{on_this_machine()}{start.version_text} still starts: {at}"
-
-
-def waits(program: str, start: Start) -> str:
-    text = f"{program}{on_this_machine()}{start.version_text} hangs {start.at()}"
-    return f"{text}: run it by hand to see what it waits for"
-
-
 class UnsafeFolder(ValueError):
     """An env would be imported from a folder that others may write to."""
 
@@ -240,21 +244,36 @@ def trusted(folder: str) -> str:
 BOOTSTRAP = str(Path(__file__).parents[1] / "worker" / "bootstrap.py")
 
 
+def execute(
+    program: str, key: InterpreterKey, environ: Environment, arguments: Sequence[str], mark: Environment, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Execute the bootstrap in the environment of the key; raises ``OSError`` or ``InterpreterUnusable``."""
+    flags = [each for each in key.flags if not (key.is_other and each in NEW_FLAGS)]
+    command = [program, *flags, BOOTSTRAP, *arguments, *exposed()]
+    try:
+        return subprocess.Popen(command, env={**environment_of(key, program, environ), **mark}, **options)
+    except OSError as error:
+        if error.filename is None:  # no process or descriptor is left; of a program the error has the name
+            raise
+        raise InterpreterUnusable(not_executed(program, error)) from error
+
+
 class ZygoteProcess:
     """A process that executes the bootstrap of workers."""
 
     def __init__(
-        self,
-        hub: str,
-        program: str,
-        environ: Environment,  # without its mark
-        folder: str = "",  # its working directory; empty for the hub's
-        guarded: int = 0,  # how many running workers it is about to guard
-        imports: str = "",  # the folder from which workers import what is nowhere else; empty for none
-        flags: tuple[str, ...] = (),
+        self, hub: str, key: InterpreterKey, environ: Environment, guarded: int = 0, is_private: bool = True
     ) -> None:
-        """Start the process. Raises ``OSError`` and leaves nothing behind."""
-        self.hub, self.flags = hub, flags  # the hub's name in the marks of its processes; options of the interpreter
+        """Start the process. Raises ``OSError`` or ``InterpreterUnusable``, and leaves nothing behind."""
+        # ``environ`` is that of its program, before what the key says. It guards this number of running workers.
+        self.hub, self.key, self.environ = hub, key, environ  # ``hub`` is in the marks of its processes
+        self.start = Start(find(key.python))
+        if key.folder and not os.path.isdir(key.folder):
+            text = f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
+            raise InterpreterUnusable(text)
+        # The folder from which workers import what is nowhere else; empty for none. Those of a private hub have the
+        # paths of its program, unless they have a Python of their own.
+        imports = "" if is_private and not key.python else trusted(key.folder or process_marks.own_folder())
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as far_ends:
             self.control, control = socket.socketpair()  # for control messages
             undo.callback(self.control.close)
@@ -271,13 +290,16 @@ class ZygoteProcess:
             (self.start_pipe, *self.outputs), (start, stdout, stderr) = zip(*pipes, strict=True)
             numbers = map(str, (control.fileno(), start, os.getpid(), guarded))
             with blocked():
-                self.process = subprocess.Popen(
-                    [program, *flags, BOOTSTRAP, *numbers, imports, *exposed()],
+                self.process = execute(
+                    self.start.program,
+                    key,
+                    environ,
+                    [*numbers, imports],
+                    {process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
-                    env={**environ, process_marks.VARIABLE: process_marks.mark(hub, process_marks.NO_WORKER)},
-                    cwd=folder or None,
+                    cwd=key.folder or None,
                     pass_fds=[control.fileno(), start],
                 )
             undo.callback(self.process.wait)

@@ -17,19 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from envhub.arena.spin import RING
 from envhub.values.codec import KNOWN
-from envhub_server.ipc import process_marks
+from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_LIMITS, WORKER_MESSAGE_BYTES_MAX
 from envhub_server.ipc.process_marks import NO_WORKER
 from envhub_server.log import Logger, writes_json
 from envhub_server.loop import Loop
-from envhub_server.processes.interpreter import (
-    OWN,
-    START_VARIABLES,
-    Environment,
-    InterpreterKey,
-    InterpreterUnusable,
-    ZygoteProcess,
-)
+from envhub_server.processes.interpreter import OWN, Environment, InterpreterKey, InterpreterUnusable, ZygoteProcess
 from envhub_server.processes.worker_handle import (
     Events,
     MemoryKills,
@@ -53,16 +46,9 @@ class OrphanReaper:
         """Reap orphans with this hub's mark; the children that exist now are no orphans and are left alone."""
         self._hub = hub
         self._foreign = frozenset(process_marks.children(os.getpid()))
-        self._spared: set[int] = set()
+        self.spared: set[int] = set()  # until their owners have reaped them, for another may have the number then
         self._adopted: dict[int, int] = {}  # by pid of an orphan, the pid of its worker, or NO_WORKER
         self._ended: dict[int, float] = {}  # by pid of an ended worker, until when it is remembered
-
-    def spare(self, pid: int) -> None:
-        self._spared.add(pid)
-
-    def reaped(self, pid: int) -> None:
-        """Forget a child that its owner has reaped: another may have its number."""
-        self._spared.discard(pid)
 
     def worker_ended(self, pid: int) -> None:
         self._ended[pid] = time.monotonic() + REMEMBERED_S
@@ -75,7 +61,7 @@ class OrphanReaper:
         self._ended = {pid: until for pid, until in self._ended.items() if until > now_s and pid not in workers}
         before, self._adopted = self._adopted, {}
         for pid in process_marks.children(os.getpid()):
-            if pid in others or pid in self._spared:
+            if pid in others or pid in self.spared:
                 continue
             if not births and _reaped(pid):  # a new worker must not be reaped here
                 continue
@@ -99,7 +85,7 @@ class OrphanReaper:
     def end_all(self) -> None:
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self._spared]
+            orphans = [pid for pid in process_marks.children(os.getpid()) if pid not in self._foreign | self.spared]
             for pid in orphans:
                 process_marks.kill_tree(pid)
                 _reaped(pid)
@@ -177,8 +163,8 @@ class Supervisor:
         # A worker that sends a larger message is ended.
         self.message_bytes_max = MESSAGE_BYTES_MAX if private else WORKER_MESSAGE_BYTES_MAX
         self.message_limits = KNOWN if private else WORKER_LIMITS
-        self.private = private  # whether the envs are those of its own program
-        self._events = events
+        self._private = private  # whether the envs are those of its own program
+        self.events = events
         self._environ = environ
         # The hub's name in the marks of its processes.
         self.hub = process_marks.new_hub() if zygote is None else zygote.hub
@@ -197,8 +183,7 @@ class Supervisor:
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         loop.poller.register(self._sweep_bell, self)
         if zygote is not None:
-            key = InterpreterKey(flags=zygote.flags)
-            self._in_use[key] = ZygoteHandle(self, key, environ, (), zygote)
+            self._in_use[zygote.key] = ZygoteHandle(self, zygote)
 
     def start(
         self,
@@ -213,7 +198,7 @@ class Supervisor:
         workers: list[WorkerHandle] = []
         try:
             for number in numbers:
-                workers.append(WorkerHandle(self, (session, number), self._events))
+                workers.append(WorkerHandle(self, session, number))
             if zygote is not None and not zygote.ended:
                 zygote.fork(workers)
             else:
@@ -231,7 +216,7 @@ class Supervisor:
 
     def session_zygote(self, key: str, files: Collection[str]) -> SessionZygote:
         """The zygote that a worker is about to fork; it is kept by this key, if it has one."""
-        zygote = SessionZygote(self, (0, 0), self._events)
+        zygote = SessionZygote(self)
         self._workers.add(zygote)
         if key:
             self.zygotes.keep(key, zygote, files)
@@ -239,7 +224,7 @@ class Supervisor:
 
     def snapshot(self, session: int, number: int) -> SnapshotProcess:
         """The process that a worker is about to fork; its events have this number, which is below zero."""
-        snapshot = SnapshotProcess(self, (session, number), self._events)
+        snapshot = SnapshotProcess(self, session, number)
         self._workers.add(snapshot)
         return snapshot
 
@@ -252,9 +237,10 @@ class Supervisor:
     def _zygote(self, key: InterpreterKey, environ: Environment) -> ZygoteHandle:
         """The zygote with this start environment, which a fork cannot change: so another environment needs another."""
         current = self._in_use.get(key)
-        if current is not None and current.alive and _start_alike(current.environ, environ):
+        if current is not None and current.serves(environ):
             return current
-        zygote = ZygoteHandle(self, key, environ, self._pids())
+        guarded = self._pids()
+        zygote = ZygoteHandle(self, ZygoteProcess(self.hub, key, environ, len(guarded), self._private), guarded)
         if current is not None:
             self._retired.append(current)
             current.retire()
@@ -299,7 +285,7 @@ class Supervisor:
     def on_born(self, pid: int) -> None:
         """Have every zygote guard this worker, since any of them may end before the hub."""
         for zygote in self._in_use.values():
-            zygote.guard([pid])
+            zygote.send(control.Guard([pid]))
         self.reap_orphans()  # a sweep before may have been without reaping
 
     def on_end(self, worker: WorkerHandle) -> None:
@@ -328,9 +314,8 @@ class Supervisor:
             return
         # Only after the sweep: if the hub is killed before, the zygote must end the orphans of these workers.
         ended, self._unswept = self._unswept, []
-        for zygote in self._in_use.values():
-            for pid in ended:
-                zygote.reaped(pid)
+        for zygote in self._in_use.values() if ended else ():
+            zygote.send(control.Guard([], ended))
 
     def close(self) -> None:
         """End the zygotes and all orphans; sessions end their own workers."""
@@ -345,8 +330,3 @@ class Supervisor:
             stream.close()
         self.loop.poller.unregister(self._sweep_bell)
         os.close(self._sweep_bell)
-
-
-def _start_alike(started: Environment, wanted: Environment) -> bool:
-    names = (name for name in started.keys() | wanted.keys() if name.startswith(START_VARIABLES))
-    return all(started.get(name) == wanted.get(name) for name in names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import signal
 import socket
@@ -31,12 +30,8 @@ VMSTAT = Path("/proc/vmstat")
 STACKS_BYTES_MAX = 1 << 16  # of the threads of one worker
 
 
-class OutOfMemory(enum.Enum):
-    """The kernel's part in a SIGKILL, for lack of memory."""
-
-    NO = ""
-    PERHAPS = ", perhaps out of memory"
-    YES = ": the kernel killed it, out of memory"
+# The kernel's part in a SIGKILL.
+PERHAPS_OUT_OF_MEMORY, OUT_OF_MEMORY = ", perhaps out of memory", ": the kernel killed it, out of memory"
 
 
 @dataclass(frozen=True)
@@ -59,11 +54,11 @@ def counter(file: Path, name: str) -> int | None:
     return None
 
 
-def exit_cause(code: int, out_of_memory: OutOfMemory, remark: str, log_tail: str) -> ExitCause:
+def exit_cause(code: int, remark: str = "", log_tail: str = "") -> ExitCause:
     if code >= 0:
         return ExitCause(f"exited with status {code}{remark}", "", code, log_tail)
     name = signal_name(-code)
-    return ExitCause(f"was ended by {name}{out_of_memory.value}{remark}", name, None, log_tail)
+    return ExitCause(f"was ended by {name}{remark}", name, None, log_tail)
 
 
 def signal_name(number: int) -> str:
@@ -82,15 +77,15 @@ class MemoryKills:
         self._read_counters()
         self._unexplained = 0
 
-    def explain(self) -> OutOfMemory:
+    def explain(self) -> str:
         """Tell if the kernel killed the worker that was just reaped; every counted kill explains one worker."""
         before = self._everywhere
         self._read_counters()
         if self._unexplained:
             self._unexplained -= 1
-            return OutOfMemory.YES
+            return OUT_OF_MEMORY
         # The whole machine's counter may have counted another container's process, but never misses one.
-        return OutOfMemory.PERHAPS if before is None or before != self._everywhere else OutOfMemory.NO
+        return PERHAPS_OUT_OF_MEMORY if before is None or before != self._everywhere else ""
 
     def _read_counters(self) -> None:
         own = _oom_kills(self._own_file)
@@ -173,9 +168,8 @@ class ProcessSupervisor(Source, Protocol):
     """The supervisor of workers and zygotes: ``Supervisor``, whose attributes and methods are described there."""
 
     loop: Loop
+    events: Events
     streams: tuple[OutputStream, OutputStream]
-    private: bool
-    hub: str
     message_bytes_max: int
     message_limits: codec.HeaderLimits
     memory_kills: MemoryKills
@@ -187,11 +181,12 @@ class ProcessSupervisor(Source, Protocol):
 class WorkerHandle:
     """The hub's side of one worker, from before its birth until it is reaped."""
 
-    def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
+    reported: tuple[type, ...] = (WorkerStarted, WorkerMessage, WorkerExited)  # the events that its session is told
+
+    def __init__(self, supervisor: ProcessSupervisor, session: int = 0, number: int = 0) -> None:
         self.pid: int | None = None  # the ids of its process and process group; None until it is born
         self._poller = supervisor.loop.poller
-        self._session, self._number = worker
-        self._events = events
+        self._session, self._number = session, number
         self._supervisor = supervisor
         self._pidfd = self._stacks = -1
         self.private_bytes = 0  # of a snapshot, when it was born
@@ -208,6 +203,8 @@ class WorkerHandle:
             # Of a pipe the hub has its own end, whose O_NONBLOCK no worker can clear, as it could that of an eventfd.
             self._far_bell, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.pop_all()
+        self.far_ends = [self._far_end.fileno(), *self._output.far_ends]
+        self.label = self._output.label  # who it is, in events of what it prints
         # Wakes it; has no effect on a worker that is awake. Raises BlockingIOError if it never listens.
         self.ring: Callable[[], object] = partial(os.write, self._bell, RING)
         ours.setblocking(False)
@@ -216,17 +213,9 @@ class WorkerHandle:
         self._channel.received_limits = supervisor.message_limits
         self._poller.register(ours.fileno(), self)
 
-    @property
-    def far_ends(self) -> list[int]:
-        return [self._far_end.fileno(), *self._output.far_ends]
-
     def close_far_ends(self) -> None:
         self._far_end.close()
         self._output.close_far_ends()
-
-    @property
-    def label(self) -> dict[str, Any]:
-        return self._output.label
 
     @property
     def log_tail(self) -> str:
@@ -372,8 +361,8 @@ class WorkerHandle:
         self._pidfd = -1
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         killed_by_others = code == -signal.SIGKILL and not self._killed
-        out_of_memory = self._supervisor.memory_kills.explain() if killed_by_others else OutOfMemory.NO
-        self._end(exit_cause(code, out_of_memory, self._read_error, self.log_tail))
+        out_of_memory = self._supervisor.memory_kills.explain() if killed_by_others else ""
+        self._end(exit_cause(code, out_of_memory + self._read_error, self.log_tail))
 
     def _end(self, cause: ExitCause) -> None:
         self.discard()
@@ -381,7 +370,8 @@ class WorkerHandle:
         self._report(WorkerExited(self._number, cause))
 
     def _report(self, event: WorkerEvent) -> None:
-        self._events.append((self._session, event))
+        if isinstance(event, self.reported):
+            self._supervisor.events.append((self._session, event))
 
     def never_born(self, how: str, unready: str) -> None:
         self._end(ExitCause(f"could not be started: {how}{': ' * bool(unready)}{unready}", unready=unready))
@@ -422,21 +412,18 @@ def request_workers(channel: Channel, workers: Sequence[WorkerHandle]) -> None:
 class SessionZygote(WorkerHandle):
     """The zygote of a session, which its first worker forks once it has imported the code of the envs."""
 
+    reported: tuple[type, ...] = ()
+
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Request these processes; where it has ended, or ends before, they report that they could not be started."""
         request_workers(self._channel, workers)
-
-    def _report(self, event: WorkerEvent) -> None:
-        """Report nothing: a session is told of its workers alone."""
 
 
 class SnapshotProcess(SessionZygote):
     """The process that has a snapshot of an env, which the env's worker forks; its number is below zero."""
 
-    def __init__(self, supervisor: ProcessSupervisor, worker: tuple[int, int], events: Events) -> None:
-        super().__init__(supervisor, worker, events)
-        self._close_pipes()  # it prints nothing, and nothing rings it: there may be hundreds
+    reported = WorkerStarted, WorkerExited
 
-    def _report(self, event: WorkerEvent) -> None:
-        if not isinstance(event, WorkerMessage):
-            WorkerHandle._report(self, event)
+    def __init__(self, supervisor: ProcessSupervisor, session: int, number: int) -> None:
+        super().__init__(supervisor, session, number)
+        self._close_pipes()  # it prints nothing, and nothing rings it: there may be hundreds

@@ -14,6 +14,7 @@ import os
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from envhub_server.log import Logger, copied, json_line, writer_to
@@ -79,6 +80,7 @@ class OutputStream:
         # Read from pipes and not yet written; while there is any, no pipe is read, and what prints may have to wait.
         self.held = b""
         self._given_up = False
+        self._end_patience = partial(self._on_room, expired=True)
         self._dropped = 0  # bytes, not logged yet: the stream had no reader, or one that reads nothing
         self._pipes, self._room = select.epoll(), select.epoll()
         self._poller.register(self._pipes.fileno(), self)
@@ -148,9 +150,6 @@ class OutputStream:
 
     def _end_patience_in(self, seconds: float) -> None:
         self._loop.schedule.set(self._end_patience, self._loop.clock.now_s() + seconds)
-
-    def _end_patience(self) -> None:
-        self._on_room(expired=True)
 
     def _on_room(self, expired: bool = False) -> None:
         taken = self._writer.write(self.held)

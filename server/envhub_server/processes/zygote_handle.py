@@ -5,32 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from envhub_server.ipc import control, process_marks
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.ipc.packages import on_this_machine
-from envhub_server.processes.interpreter import (
-    Environment,
-    InterpreterKey,
-    InterpreterUnusable,
-    Start,
-    ZygoteProcess,
-    environment_of,
-    find,
-    not_executed,
-    starting,
-    trusted,
-    waits,
-    what_is_wrong,
-)
-from envhub_server.processes.worker_handle import (
-    OutOfMemory,
-    ProcessSupervisor,
-    WorkerHandle,
-    exit_cause,
-    request_workers,
-)
+from envhub_server.processes.interpreter import START_VARIABLES, Environment, ZygoteProcess
+from envhub_server.processes.worker_handle import ProcessSupervisor, WorkerHandle, exit_cause, request_workers
 from envhub_server.processes.worker_output import WorkerOutput
 
 SAID_READ_BYTES = 4096
@@ -38,46 +18,27 @@ LOOK_S = 0.5  # interval at which a starting interpreter is checked; one that ha
 IDLE_LOOKS = 2  # one after the other, in which it sleeps and takes little CPU time, and so waits for something
 IDLE_TICKS_MAX = 3  # of 10 ms of CPU time, from one look to the next
 START_S_MAX = 60  # for one that computes all the while
-NEW_FLAGS = frozenset(["-P"])  # which Python 3.8 refuses
 
 
 class ZygoteHandle:
     """The process that forks workers, of one interpreter, in one environment and working directory."""
 
-    def __init__(
-        self,
-        supervisor: ProcessSupervisor,
-        key: InterpreterKey,
-        environ: Environment,
-        guarded: Sequence[int],
-        process: ZygoteProcess | None = None,
-    ) -> None:
-        """Start the process, unless it is given; it guards these workers, and ``supervisor`` must ``reap`` it."""
-        self.key = key  # what it was started with
-        self.environ = environ  # the environment of its program, before what the key says
+    def __init__(self, supervisor: ProcessSupervisor, executed: ZygoteProcess, guarded: Sequence[int] = ()) -> None:
+        """Own the process, which guards these workers, and which ``supervisor`` must ``reap``."""
+        self.key, self.environ = executed.key, executed.environ  # with which it was started
         self.ready = False  # whether it forks workers at once
         self.problem = ""  # why it cannot be used, to be told in a line, as far as that is known
         self._loop, self._poller = supervisor.loop, supervisor.loop.poller
         self._channel_closed = False
         self._retiring = False
         self._waiting: list[WorkerHandle] = []  # to be forked once it is ready
-        self._start = Start()
-        self._program = find(key.python)
-        if key.folder and not os.path.isdir(key.folder):
-            raise InterpreterUnusable(
-                f"the folder {key.folder}{on_this_machine()}, which its environment wants, does not exist"
-            )
-        # The workers of a private hub have the paths of its program, unless they have a Python of their own.
-        self._imports = (
-            "" if supervisor.private and not key.python else trusted(key.folder or process_marks.own_folder())
-        )
         with contextlib.ExitStack() as undo:
-            executed = process or self._execute(supervisor.hub, environ, len(guarded))
             undo.callback(executed.discard)
             self._output = WorkerOutput(supervisor.streams, executed.outputs)
             self._output.label.update(process="zygote", pid=executed.process.pid)
             undo.pop_all()
-        self._process, self._start_pipe, self.pidfd = executed.process, executed.start_pipe, executed.pidfd
+        self._start, self._process, self.pidfd = executed.start, executed.process, executed.pidfd
+        self._start_pipe = executed.start_pipe
         self._channel = Channel(executed.control, descriptors_max=0)
         self._cpu_ticks = 0
         self._idle_looks = 0
@@ -86,19 +47,7 @@ class ZygoteHandle:
         self._poller.register(self.pidfd, supervisor)
         for descriptor in (self._channel.fileno(), self._start_pipe):
             self._poller.register(descriptor, self)
-        self.guard(guarded)
-
-    def _execute(self, hub: str, environ: Environment, guarded: int) -> ZygoteProcess:
-        key = self.key
-        variables = environment_of(key, self._program, environ)
-        flags = tuple(each for each in key.flags if not (key.is_other and each in NEW_FLAGS))
-        started = variables, key.folder, guarded, self._imports, flags
-        try:
-            return ZygoteProcess(hub, self._program, *started)
-        except OSError as error:
-            if error.filename is None:  # no process or descriptor is left; of a program the error has the name
-                raise
-            raise InterpreterUnusable(not_executed(self._program, error)) from error
+        self.send(control.Guard([*guarded]))
 
     @property
     def pid(self) -> int:
@@ -106,13 +55,14 @@ class ZygoteHandle:
 
     @property
     def starting(self) -> str:
-        return starting(self._program, self._start) if self._starting_s and not self.ready else ""
+        return self._start.progress if self._starting_s and not self.ready else ""
 
-    @property
-    def alive(self) -> bool:
-        """True if it can fork workers; a zygote that is being killed has closed its channel."""
-        self.on_ready(-1)
-        return not self._channel_closed and self._process.poll() is None
+    def serves(self, environ: Environment) -> bool:
+        """True if it can fork workers, whose start environment is this one."""
+        self.on_ready(-1)  # a zygote that is being killed has closed its channel
+        names = (name for name in self.environ.keys() | environ.keys() if name.startswith(START_VARIABLES))
+        alike = all(self.environ.get(name) == environ.get(name) for name in names)
+        return alike and not self._channel_closed and self._process.poll() is None
 
     def fork(self, workers: Sequence[WorkerHandle]) -> None:
         """Request the processes of these workers, now or once it is ready, and close the hub's far ends of them."""
@@ -167,24 +117,18 @@ class ZygoteHandle:
             return
         self._starting_s += LOOK_S
         # A script may compute in a program that it starts.
-        stats = [process_marks.stat(pid) for pid in (self.pid, *process_marks.descendants(self.pid))]
+        stats = [process_marks.stat(pid) for pid in process_marks.family(self.pid, every=True)]
         before, self._cpu_ticks = self._cpu_ticks, sum(sum(map(int, stat[11:13])) for stat in stats)
         sleeps = {*(stat[0] for stat in stats if stat)} == {b"S"} and not self._output.is_paused
         idle = sleeps and self._cpu_ticks - before < IDLE_TICKS_MAX
         self._idle_looks = self._idle_looks + 1 if idle else 0
         if (self._idle_looks >= IDLE_LOOKS and self.key.is_other) or self._starting_s >= START_S_MAX:
-            self.problem = waits(self._program, self._start)
+            self.problem = self._start.why_ended
             self.kill()
         else:
             self._look_in(LOOK_S)
 
-    def guard(self, pids: Iterable[int]) -> None:
-        self._send(control.Guard(list(pids)))
-
-    def reaped(self, pid: int) -> None:
-        self._send(control.Reaped(pid))
-
-    def _send(self, message: object) -> None:
+    def send(self, message: object) -> None:
         with contextlib.suppress(ChannelClosed):  # it has ended, and is about to be reaped
             self._channel.send(message)
             self._poller.want_writable(self._channel.fileno(), self._channel.backlogged)
@@ -209,7 +153,7 @@ class ZygoteHandle:
             if not self._waiting:
                 self.kill()
             return
-        self._send(control.Retire())
+        self.send(control.Retire())
         if self._channel.backlogged:  # a channel that ends without this message means that the hub was killed
             self.kill()
         self._close_channel()
@@ -221,8 +165,7 @@ class ZygoteHandle:
         code = self._process.wait()
         self._read_start()
         if not self.ready:
-            end = exit_cause(code, OutOfMemory.NO, "", "").how
-            self.problem = self.problem or what_is_wrong(self._program, self._start, end, self._output.tail)
+            self.problem = self.problem or self._start.what_is_wrong(exit_cause(code).how, self._output.tail)
         self._end_start()
         self._poller.unregister(self.pidfd)
         os.close(self.pidfd)
@@ -232,6 +175,5 @@ class ZygoteHandle:
         return [worker for worker in waiting if not worker.ended]
 
     def _close_channel(self) -> None:
-        if self._channel.fileno() >= 0:
-            self._poller.unregister(self._channel.fileno())
+        self._poller.unregister(self._channel.fileno())
         self._channel.close()

@@ -117,7 +117,7 @@ class WebProcess:
             return
         assert process.stdin is not None and process.stdout is not None
         self._process, self._output = process, process.stdout
-        self._children.orphan_reaper.spare(process.pid)
+        self._children.orphan_reaper.spared.add(process.pid)
         with contextlib.suppress(OSError):  # the user has too many pipes: then it begins with fewer lines
             fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._writer = NonblockingWriter(process.stdin.fileno())
@@ -150,7 +150,7 @@ class WebProcess:
         self._loop.poller.unregister(self._output.fileno())
         with process:  # which closes its pipes
             process.kill()
-        self._children.orphan_reaper.reaped(process.pid)
+        self._children.orphan_reaper.spared.discard(process.pid)
         return process.returncode
 
     def close(self) -> None:

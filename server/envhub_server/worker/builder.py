@@ -22,41 +22,37 @@ from envhub_server.ipc.channel import MESSAGE_BYTES_MAX, WORKER_MESSAGE_BYTES_MA
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.ipc.process_marks import private_bytes
 from envhub_server.ipc.replay_file import name_of_raised
+from envhub_server.worker import env_sources
 from envhub_server.worker.calls import EnvCalls
 from envhub_server.worker.context import LINE_CHARS_MAX, WorkerContext, encode_or_nothing
 from envhub_server.worker.env_batch import EnvBatch, RowGroup
-from envhub_server.worker.env_sources import (
-    adopt_environment,
-    factories,
-    modules_of,
-    named,
-    runner_class,
-    set_up,
-    source_of,
-)
 from envhub_server.worker.gym_compat import adapt, call_before_first_env
-from envhub_server.worker.native_env import NativeEnv, WorkerRows, made_by
+from envhub_server.worker.native_env import made_by
 from envhub_server.worker.other_interfaces import as_gymnasium
 from envhub_server.worker.row import Row
 from envhub_server.worker.row_memory import NotFinite
 from envhub_server.worker.shared_process import ImportWatch, is_cheap, may_share_process, reseed
-from envhub_server.worker.snapshot_row import SnapshotRow
+from envhub_server.worker.snapshot_row import RequestLog, SnapshotRow
 
 PR_SET_NO_NEW_PRIVS = 38
 PROGRESS_S = 0.5  # interval at which a building worker sends the number of built envs
+REPORTED_CHARS_MAX = 4096  # of an exception's text
 NEEDS_VECTOR = "what takes num_envs makes a vector env: pass vector=True (an operator says vector = true in its table)"
 
 
 class Builder:
-    """Builds the envs of one worker by the hub's messages."""
+    """Builds the envs of one worker by the hub's messages, and again where they raised."""
 
     # A method that executes a message returns whether the worker continues.
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._channel, self._envs, self._host, self._reports, _ = context
+    def __init__(self, context: WorkerContext, calls: EnvCalls) -> None:
+        self._channel, self._envs, self._host, self._reports, self._progress = context
+        self._calls = calls
         self._memory = -1  # descriptor of pickled factories
         self._row = -1  # the row that is being built
         self._imports: ImportWatch | None = None  # of the first worker, until the others may start
+        self.pending: list[RowGroup] = []  # the groups whose env must be rebuilt
+        self._rebuilds = 0
 
     def build(self, build: control.Build) -> bool:
         self._envs.number = build.worker
@@ -81,8 +77,8 @@ class Builder:
         envs = self._envs
         os.environ.update(order.variables)
         self._host.pin(order.cpu)
-        envs.number, same = order.worker, envs.build.rows == order.rows
-        if same:
+        envs.number = order.worker
+        if envs.build.rows == order.rows:
             return
         envs.build = replace(envs.build, worker=order.worker, rows=order.rows)
         self._rename_factories()
@@ -92,25 +88,51 @@ class Builder:
         for group in unused:
             _close(group)
 
-    def rebuild(self, group: RowGroup) -> None:
-        _close(group)
-        if isinstance(group, EnvBatch):
-            group.rebuilt(self._make_batch(group.indices))
-        else:
-            group.rebuilt(self._runner(adapt(self._make_env(group.index))))
-        self._envs.spaces.check(group.env)
-
     def another(self) -> Any:
         """Make one more env as that of the first row."""
         return adapt(self._make_env(self._envs.build.rows[0]))
 
-    def close(self) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)
+    def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
+        described = self._reports.describe(error, group.index)
+        trace = b"" if self._envs.trace is None else self._envs.trace.taken_of(group.index)
+        failure = EnvFailure(
+            "nan" if isinstance(error, NotFinite) else "exception",
+            described.message or raised_text(described.type, ""),
+            restarts=self._rebuilds,
+            exception=described.type,
+            traceback=described.traceback,
+            replay=name_of_raised(self._envs.build.replays, group.index, number) if trace else "",
+        )
+        group.truncate(failure_info(failure))
+        text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
+        # The hub reads short headers only.
+        reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
+        self._channel.send(control.Faulted(group.index, text, number, trace, reported))
+        self.pending.append(group)
+
+    def rebuild(self) -> None:
+        while self.pending:
+            group = self.pending.pop()
+            self._rebuilds += 1
+            group.bits |= FIRST_CALL  # the hub allows the time for a build
+            self._progress.begin(group)
+            try:
+                _close(group)
+                if isinstance(group, EnvBatch):
+                    group.rebuilt(made_by(self._factories[group.index], group.indices, self._envs.build))
+                else:
+                    group.rebuilt(self._make_runner(group.index))
+                self._envs.check_spaces(group.env)
+                self._calls.set_all_again(group.indices)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            self._progress.show(group.index)
+            self._progress.rest()
 
     def _rename_factories(self) -> None:
         if not self._envs.build.factories:
-            self._factories = named(self._envs.build)
+            self._factories = env_sources.named(self._envs.build)
 
     def _answer(self, work: Callable[[], Any]) -> bool:
         try:
@@ -131,17 +153,17 @@ class Builder:
     def _build_first(self) -> control.Built | control.FirstBuilt:
         build = self._envs.build
         self._host.pin(build.cpu)
-        importing = ", ".join(module for module in modules_of(build) if module not in sys.modules)
+        importing = ", ".join(module for module in env_sources.modules_of(build) if module not in sys.modules)
         if importing:  # the client is told, because an import may take long or never end
             self._channel.send(control.Building(0, importing))
         self._reseed(build.rows[0])  # before code of the envs is imported
-        adopt_environment(build)
+        env_sources.adopt_environment(build)
         self._imports = ImportWatch(build.variables) if build.says_imported else None
-        set_up(build)
-        self._factories = factories(build, self._memory)
+        env_sources.set_up(build)
+        self._factories = env_sources.factories(build, self._memory)
         if importing:
             self._channel.send(control.Building(0))
-        self._runner = runner_class(build.runner)
+        self._runner = env_sources.runner_class(build.runner)
         if build.factories and self._imports is not None and not self._imports.imported:
             call_before_first_env(self._share_imports)  # a factory may have Gymnasium import what it needs
         else:
@@ -171,9 +193,9 @@ class Builder:
         sources = envs.build.rows  # also the one whose env was built first, of which the rows are the rest
         if envs.build.batch_workers:
             self._reseed(rows[0])
-            batch, mode = self._make_batch(rows), envs.build.autoreset_mode
+            batch = made_by(self._factories[rows[0]], rows, envs.build)
             self._share_imports()
-            envs.groups.append(EnvBatch(rows, batch, mode, envs.allow_pickle, envs.build.row_offset))
+            envs.groups.append(EnvBatch(rows, batch, envs.build))
             rows, sources = (), rows[:1]  # one source for all rows
         for row in rows:
             self._build_row(row)
@@ -212,7 +234,7 @@ class Builder:
             render_mode=first.render_mode,
             spec=encode_or_nothing(lambda: spec, envs.exact) if has_first and spec is not None else b"",
             has_object_leaves=OBJECT in leaves,
-            sources=[*map(source_of, factories)],
+            sources=[*map(env_sources.source_of, factories)],
             sys_path=[folder for folder in sys.path if isinstance(folder, str)],
             cwd=process_marks.own_folder(),
             plain_spec=(b"" if spec is None else encode_or_nothing(lambda: spec)) if own_spec else None,
@@ -230,17 +252,20 @@ class Builder:
     def _build_row(self, row: int) -> None:
         self._row, build = row, self._envs.build
         self._reseed(row)
-        runner = self._runner(adapt(self._make_env(row)))
+        runner = self._make_runner(row)
         self._share_imports()
-        kind = SnapshotRow if build.snapshots else Row
-        self._envs.groups.append(kind(row, runner, build.autoreset_mode, self._envs.allow_pickle, build.row_offset))
+        self._envs.groups.append((SnapshotRow if build.snapshots else Row)(row, runner, build))
+
+    def _make_runner(self, row: int) -> Any:
+        runner = self._runner(adapt(self._make_env(row)))
+        return RequestLog(runner) if self._envs.build.snapshots else runner
 
     def _make_env(self, row: int) -> Any:
         name = f"the factory of env {self._envs.build.row_offset + row}"
         try:
             made = self._factories[row]()
             if self._has(made, row):  # such as `env = make(); [lambda: env] * 2`: copied, as separate processes would
-                made = factories(self._envs.build, self._memory)[row]()
+                made = env_sources.factories(self._envs.build, self._memory)[row]()
                 if self._has(made, row):
                     text = f"{name} returned an env that this process has already"
                     own = "each is to make its own, or with num_workers=num_envs each env has its own process"
@@ -256,59 +281,9 @@ class Builder:
         base = getattr(made, "unwrapped", made)
         return any(getattr(group.env, "unwrapped", None) is base for group in self._envs.groups if group.index != index)
 
-    def _make_batch(self, rows: Sequence[int]) -> NativeEnv:
-        build = self._envs.build
-        return made_by(self._factories[rows[0]], WorkerRows(rows, build.batch_workers), build.autoreset_mode)
-
 
 def _close(group: RowGroup) -> None:
     try:
         group.env.close()
     except BaseException:
         traceback.print_exc()  # into the worker's log
-
-
-REPORTED_CHARS_MAX = 4096  # of an exception's text
-
-
-class Rebuilder:
-    """Rebuilds the envs of one worker. ``pending``: the groups whose env must be rebuilt."""
-
-    def __init__(self, context: WorkerContext, builder: Builder, calls: EnvCalls) -> None:
-        self._channel, self._envs, self._host, self._reports, self._progress = context
-        self._builder, self._calls = builder, calls
-        self.pending: list[RowGroup] = []
-        self._count = 0
-
-    def truncate(self, group: RowGroup, error: BaseException, number: int) -> None:
-        described = self._reports.describe(error, group.index)
-        trace = b"" if self._envs.trace is None else self._envs.trace.taken_of(group.index)
-        failure = EnvFailure(
-            "nan" if isinstance(error, NotFinite) else "exception",
-            described.message or raised_text(described.type, ""),
-            restarts=self._count,
-            exception=described.type,
-            traceback=described.traceback,
-            replay=name_of_raised(self._envs.build.replays, group.index, number) if trace else "",
-        )
-        group.truncate(failure_info(failure))
-        text = f"{described.type}: {shortened(described.message, LINE_CHARS_MAX)}"
-        # The hub reads short headers only.
-        reported = dict(failure, message=shortened(failure["message"], REPORTED_CHARS_MAX))
-        self._channel.send(control.Faulted(group.index, text, number, trace, reported))
-        self.pending.append(group)
-
-    def rebuild(self) -> None:
-        while self.pending:
-            group = self.pending.pop()
-            self._count += 1
-            group.bits |= FIRST_CALL  # the hub allows the time for a build
-            self._progress.begin(group)
-            try:
-                self._builder.rebuild(group)
-                self._calls.set_all_again(group.indices)
-            except BaseException:
-                traceback.print_exc()
-                self._host.crash()
-            self._progress.show(group.index)
-            self._progress.rest()

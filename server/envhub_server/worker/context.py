@@ -92,9 +92,6 @@ class Host:
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 os.sched_setaffinity(int(thread), [cpu])
 
-    def crash(self) -> None:
-        os._exit(1)
-
 
 MESSAGE_CHARS_MAX = 1 << 16
 ARGUMENT_BYTES_MAX = 1 << 16  # of the arguments of an exception, and the same for its attributes
@@ -117,20 +114,14 @@ class PendingFailure(Exception):
     """A ``Failure`` that says how the worker before this one ended; the first step of each of its rows raises it."""
 
 
-def describe_failure(
-    error: BaseException,
-    code: str,
-    row: int | None,
-    worker: int | None,
-    hide_folders: bool = False,
-    hide_secrets: bool = False,
-) -> Any:
+def describe_failure(error: BaseException, code: str, row: int | None, worker: int | None, build: Any = None) -> Any:
     """A ``Failure`` that describes ``error`` in strings; never raises."""
-    # They may name no folder of this machine, or have nothing that may be a secret.
+    # They may name no folder of this machine where ``build`` says so, the order by which the envs were made.
+    is_named_by_secret = build is not None and hidden(build.name) != build.name  # by mistake; errors repeat the name
 
     def allowed(value: Any) -> Any:
-        value = hide_folders_in(value) if hide_folders else value
-        return hide_secrets_in(value) if hide_secrets else value
+        value = hide_folders_in(value) if build is not None and build.hide_folders else value
+        return hide_secrets_in(value) if is_named_by_secret else value
 
     try:
         message = str(error)
@@ -191,22 +182,10 @@ def encode_or_nothing(read: Callable[[], Any], unknown: codec.Unknown = codec.re
     return blob if len(blob) <= ARGUMENT_BYTES_MAX else b""
 
 
-class SessionSpaces(NamedTuple):
-    """The spaces of the session, which its envs' spaces must match in the observation mode."""
-
-    observation: Any
-    action: Any
-    mode: str
-
-    def check(self, env: Any) -> None:
-        spaces.check_equivalent(env.observation_space, self.observation, self.mode)
-        spaces.check_action_space(env.action_space, self.action, self.mode)
-
-
 class HostedEnvs:
     """The envs of one worker."""
 
-    spaces: SessionSpaces  # of the session; only once an arena is mapped
+    spaces: tuple[Any, Any, str]  # of observations and actions, and the mode; only once there is an arena
 
     def __init__(self) -> None:
         self.number: int | None = None  # the worker's number in its session; None if the worker only lists names
@@ -226,6 +205,11 @@ class HostedEnvs:
     @property
     def exact(self) -> codec.Unknown:
         return codec.as_pickle if self.allow_pickle else codec.refuse
+
+    def check_spaces(self, env: Any) -> None:
+        observation, action, mode = self.spaces
+        spaces.check_equivalent(env.observation_space, observation, mode)
+        spaces.check_action_space(env.action_space, action, mode)
 
     def set_trace(self, trace: TraceWriter | None) -> None:
         self.trace = trace
@@ -277,10 +261,7 @@ class FailureReports:
         if isinstance(error, PendingFailure):
             pending: Failure = replace(error.args[0], env_index=row)
             return pending
-        build = self._envs.build
-        hide_folders = build is not None and build.hide_folders
-        named_by_secret = build is not None and hidden(build.name) != build.name  # by mistake; errors repeat the name
-        described: Failure = describe_failure(error, code, row, self._envs.number, hide_folders, named_by_secret)
+        described: Failure = describe_failure(error, code, row, self._envs.number, self._envs.build)
         return described
 
     def one_line(self, error: BaseException) -> str:

@@ -16,33 +16,27 @@ import numpy as np
 
 from envhub.arena.memory import ENDED, FIRST_CALL, FRESH, REPORT_PENDING, Arena, truncate
 from envhub.env_failure import reseeded
-from envhub.values import codec, spaces
+from envhub.values import spaces
 from envhub.values.info_columns import VECTOR_REWARD, BatchWriter, Writer
 from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.batch_memory import BatchActions, BatchResults, Outcome, infos_by_env
 from envhub_server.worker.native_env import NativeEnv, Options, Seeds, SharedCall, SubEnv
-from envhub_server.worker.row import DISABLED, SAME_STEP, Row
-from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, as_slice, why_not_finite
+from envhub_server.worker.row import DISABLED, INVALID, SAME_STEP, Row, RowSeeds
+from envhub_server.worker.row_memory import CheckPlan, InfoWriter, NotFinite, Send, as_slice, why_not_finite
 from envhub_server.worker.trace_writer import TraceWriter
-
-_INVALID = codec.encode({"invalid_transition": True})
 
 
 class EnvBatch:
     """A vector env of this worker, with its rows."""
 
-    def __init__(
-        self, rows: Sequence[int], env: NativeEnv, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
-    ) -> None:
-        self.env = env
-        self._row_offset = row_offset
+    def __init__(self, rows: Sequence[int], env: NativeEnv, build: control.Build) -> None:
+        self.env, self._build = env, build
         self._be(rows)
-        self._mode = autoreset_mode
-        self._unknown = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
+        self._mode, self._finite_only = build.autoreset_mode, build.on_invalid != "pass"
         self._new = True  # True until its first reset, which is of all rows
-        self._seeds: list[int | None] = [None] * len(self.indices)  # the last seeds from the program
+        self._none: list[int | None] = [None] * len(rows)  # no seed for any of them
+        self._seeds = self._none  # the last seeds from the program
         self._first_seeds = self._seeds  # of the reset that a new env begins with
         self._rebuilds = 0
         self._plan = CheckPlan()
@@ -56,7 +50,7 @@ class EnvBatch:
 
     def move(self, index: int) -> None:
         self._be([row + index - self.index for row in self.indices])
-        self.env.worker_rows = self.env.worker_rows._replace(rows=self.indices)
+        self.env.rows = self.indices
 
     def rebuilt(self, env: NativeEnv) -> None:
         self.env, self._new = env, True
@@ -67,23 +61,14 @@ class EnvBatch:
             self.trace.made(self)
 
     def attach(
-        self,
-        arena: Arena,
-        observation_space: Any,
-        action_space: Any,
-        send: Callable[[object], None],
-        columns: Writer | None,
-        finite_only: bool,
-        info_bytes_max: int = MESSAGE_BYTES_MAX,
+        self, arena: Arena, observation_space: Any, action_space: Any, send: Send, columns: Writer | None
     ) -> None:
         if OBJECT in spaces.leaves(observation_space):
             raise TypeError(f"a vector env whose observations have parts of no fixed size: {observation_space}")
-        self._arena, self._send, self._finite_only = arena, send, finite_only
+        self._arena, self._send = arena, send
         self._observation_space = observation_space
         same_step = self._mode == SAME_STEP
-        self._infos = [
-            InfoWriter(row, arena, send, columns, self._unknown, same_step, info_bytes_max) for row in self.indices
-        ]
+        self._infos = [InfoWriter(row, arena, send, columns, self._build) for row in self.indices]
         mine = self.arena_index
         batch_columns = None if columns is None else BatchWriter(columns, partial(arena.infos_of, mine), mine)
         self._results = BatchResults(arena, self.indices, self._infos, batch_columns, same_step)
@@ -97,9 +82,7 @@ class EnvBatch:
         """True if every row is posted for a step; the driver stores the words one after the other."""
         return bool((self._request != self._done).all())  # each op is stored before its row's request
 
-    def take_over(
-        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
-    ) -> None:
+    def take_over(self, seeds: RowSeeds, failure: Exception | None, info: bytes, objects: Mapping[int, bytes]) -> None:
         self._seeds = [seeds.get(row) for row in self.indices]
         self._first_seeds = self._seeds
         self._pending_failure, self._pending_info = failure, info
@@ -131,18 +114,15 @@ class EnvBatch:
                 raise self._pending_failure
             self.truncate(self._pending_info)
         elif self._mode == DISABLED:
-            self.truncate(_INVALID)
+            self.truncate(INVALID)
         else:
             self._results.store(self._first_reset(self._first_seeds, None, rebuilt=True))
 
     def _first_reset(self, seeds: Seeds, options: Options, rebuilt: bool) -> Outcome:
         self._trace_reset(seeds, options)
         outcome = self._of_reset(*self.env.reset(seeds, self._arena.layout.rows, options, rebuilt), self._rows)
-        self._new, self._first_seeds = False, self._none()
+        self._new, self._first_seeds = False, self._none
         return outcome
-
-    def _none(self) -> list[int | None]:
-        return [None] * len(self.indices)
 
     def _trace_reset(self, seeds: Seeds, options: Options, rows: Sequence[bool] | None = None) -> None:
         if self.trace is not None:
@@ -182,7 +162,7 @@ class EnvBatch:
         observations = [np.array(array) for array in outcome.observations]
         infos = infos_by_env(copy.deepcopy(outcome.infos), len(self.indices))
         where = np.flatnonzero(ended).tolist()
-        first_observations, infos_of_resets = self.env.reset_some(ended, self._none(), None)
+        first_observations, infos_of_resets = self.env.reset_some(ended, self._none, None)
         for row, of_reset in zip(where, infos_by_env(infos_of_resets, len(where))):
             arrays = iter([array[row].copy() for array in observations])
             final = {"final_obs": spaces.assemble(self._observation_space, arrays), "final_info": infos[row]}
@@ -192,7 +172,7 @@ class EnvBatch:
             array[ended] = first_array
         return outcome._replace(observations=observations, infos=infos)
 
-    def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
+    def reset_by(self, seeds: RowSeeds, options_of: Callable[[int], dict[str, Any] | None]) -> None:
         # A reset of some rows of a new env whose failure is not reported yet waits: the next step reports it for all.
         chosen = np.array([row in seeds for row in self.indices])
         if not chosen.any() or (not chosen.all() and self._needs_reset[0] == REPORT_PENDING):
@@ -200,7 +180,7 @@ class EnvBatch:
             return
         given, options = [seeds.get(row) for row in self.indices], options_of(self.index)
         if chosen.all():
-            own = bool(self._needs_reset[0] > ENDED) and given == self._none()
+            own = bool(self._needs_reset[0] > ENDED) and given == self._none
             self._results.store(self._first_reset(self._first_seeds if own else given, options, rebuilt=own))
         elif self._new:
             raise ValueError(f"a new vector env: its first reset has to name all of envs {self._numbers(self._rows)}")
@@ -248,7 +228,7 @@ class EnvBatch:
         return arrays
 
     def _numbers(self, rows: Sequence[int] | np.ndarray) -> list[int]:
-        return [self._row_offset + int(row) for row in rows]
+        return [self._build.row_offset + int(row) for row in rows]
 
     def _check_finite(self, outcome: Outcome, rows: np.ndarray) -> None:
         wrong = ~np.isfinite(outcome.rewards)

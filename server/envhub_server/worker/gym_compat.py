@@ -139,10 +139,10 @@ def _insert_steps(env: Any) -> None:
             wrapper.env = Steps(inside)
 
 
-def _parameters(method: Any) -> Mapping[str, inspect.Parameter]:
+def parameters_of(method: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(method).parameters
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # some functions in C tell none
         return {"any": inspect.Parameter("any", inspect.Parameter.VAR_KEYWORD)}
 
 
@@ -150,7 +150,7 @@ def accepts(env: Any, method: str, name: str) -> bool:
     """True if the env's method takes an argument of this name, and so does every layer that it is passed on to."""
     is_named = False
     for layer in _layers(env):
-        parameters = _parameters(getattr(layer, method, None))
+        parameters = parameters_of(getattr(layer, method, None))
         passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
         is_named = name in parameters or passes_on
         if not is_named or not (passes_on or type(layer).__module__.startswith(("gym.", "gymnasium."))):
@@ -193,7 +193,7 @@ class Steps:
         for layer in _layers(self.env):
             warns = isinstance(layer, api.Wrapper) and not hasattr(type(layer), "seed")  # of Gymnasium 0.29
             method = None if warns else getattr(layer, "seed", None)
-            if callable(method) and _parameters(method):
+            if callable(method) and parameters_of(method):
                 method(seed)
                 return
         if not self._warned:
@@ -215,13 +215,11 @@ class Steps:
         return observation, reward, bool(done) and not truncated, bool(done) and truncated, info
 
 
-class GymEnv:
+class GymEnv(Steps):
     """An env of gym, or of Gymnasium before 1.0, or of no base class, with the interface of Gymnasium."""
 
     def __init__(self, env: Any) -> None:
-        self.env = env
-        self._steps = Steps(env)
-        self.step = self._steps.step
+        super().__init__(env)
         self.observation_space = spaces.native(env.observation_space)
         self.action_space = spaces.native(env.action_space)
         renamed = {"render.modes": "render_modes", "video.frames_per_second": "render_fps"}
@@ -233,7 +231,7 @@ class GymEnv:
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._seed = self._seed if seed is None else seed
-        return self._steps.reset(seed=seed, options=options)
+        return super().reset(seed=seed, options=options)
 
     @property
     def unwrapped(self) -> Any:

@@ -9,14 +9,13 @@ import importlib
 import os
 import signal
 from importlib.util import find_spec
+from typing import Any
 
 from envhub.errors import shortened
 from envhub.protocol import messages
 from envhub.values.gym_api import registered
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel
 from envhub_server.ipc.packages import remedy_of
-from envhub_server.worker.context import FailureReports
 from envhub_server.worker.env_sources import why_missing
 
 # https://registry.khronos.org/EGL/api/EGL/egl.h and eglext.h
@@ -113,37 +112,32 @@ WHY_CHARS_MAX = 300  # of the exception of a module
 FACTORIES_S = 60  # time limit for importing the modules of all factories, before a client asks for an env
 
 
-class NameLister:
-    """Lists for one worker, which makes no envs then."""
-
-    def __init__(self, channel: Channel, reports: FailureReports) -> None:
-        self._channel, self._reports = channel, reports
-
-    def list(self, wanted: control.ListNames) -> bool:
-        for module in wanted.modules:
-            self._channel.send(control.Building(0, module))
-            try:
-                importlib.import_module(module)
-            except BaseException as error:
-                self._reports.send(error, None, "factory_failed")
-        self._channel.send(control.Building(0))
-        self._channel.send(messages.EnvNames(registered()))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends this process
-        signal.alarm(FACTORIES_S)
-        for entry in wanted.entries:
-            self._channel.send(control.Building(0, entry.partition(":")[0]))
-            try:
-                missing = why_missing(entry)
-            except BaseException as error:
-                self._reports.send(error, None, "factory_failed")
-                text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
-                self._channel.send(control.FactoryFailed(entry, text, remedy_of(error, served=True), missing=False))
-            else:
-                if missing:
-                    is_there = getattr(missing, "name", None) != entry.partition(":")[0].partition(".")[0]
-                    remedy = remedy_of(missing, served=True)
-                    self._channel.send(control.FactoryFailed(entry, str(missing), remedy, is_there))
-        self._channel.send(control.Building(0))
-        if wanted.rendering:
-            self._channel.send(control.RenderingTried(why_not(wanted.rendering)))
-        return False
+def list_names(worker: Any, wanted: control.ListNames) -> bool:
+    """List for a ``Worker``, which makes no envs then."""
+    for module in wanted.modules:
+        worker.channel.send(control.Building(0, module))
+        try:
+            importlib.import_module(module)
+        except BaseException as error:
+            worker.reports.send(error, None, "factory_failed")
+    worker.channel.send(control.Building(0))
+    worker.channel.send(messages.EnvNames(registered()))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends this process
+    signal.alarm(FACTORIES_S)
+    for entry in wanted.entries:
+        worker.channel.send(control.Building(0, entry.partition(":")[0]))
+        try:
+            missing = why_missing(entry)
+        except BaseException as error:
+            worker.reports.send(error, None, "factory_failed")
+            text = shortened(f"{type(error).__name__}: {error}", WHY_CHARS_MAX)
+            worker.channel.send(control.FactoryFailed(entry, text, remedy_of(error, served=True), missing=False))
+        else:
+            if missing:
+                is_there = getattr(missing, "name", None) != entry.partition(":")[0].partition(".")[0]
+                remedy = remedy_of(missing, served=True)
+                worker.channel.send(control.FactoryFailed(entry, str(missing), remedy, is_there))
+    worker.channel.send(control.Building(0))
+    if wanted.rendering:
+        worker.channel.send(control.RenderingTried(why_not(wanted.rendering)))
+    return False

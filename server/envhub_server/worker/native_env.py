@@ -6,15 +6,16 @@ reset as the session's autoreset mode demands.
 
 from __future__ import annotations
 
-import inspect
+from functools import lru_cache
 from itertools import compress
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from envhub.errors import brief
 from envhub.values.gym_api import api
 from envhub_server.worker.batch_memory import choose_infos
+from envhub_server.worker.gym_compat import parameters_of
 from envhub_server.worker.row import DISABLED, NEXT_STEP, SAME_STEP
 
 # Gymnasium 1.0 has no other mode than this one, and its envs do not name it.
@@ -29,31 +30,14 @@ Options = Optional[Dict[str, Any]]
 Results = Tuple[Any, Any, Any, Any, Any]  # what ``VectorEnv.step`` returns
 
 
-class WorkerRows(NamedTuple):
-    """Envs of a session that a vector env holds."""
-
-    rows: Sequence[int]  # their indices in the session, ascending
-    workers: int  # how many workers have the session's envs
-
-    def seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
-        # No two workers get seeds that are nearer to one another than the number of envs of the first.
-        if all(seed is None for seed in seeds):
-            return None
-        first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
-        if len(first) > 1 or None in first:
-            text = "this vector env takes one seed for all of its envs, not one each"
-            raise ValueError(f"{text}: {brief(list(seeds), 100)}")
-        before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
-        return int(first.pop() or 0) + before
-
-
 class NativeEnv:
     """A ``gymnasium.vector.VectorEnv``: one seed for all of its envs; its spaces and spec are those of one env."""
 
     knows_masks = False  # whether envs of its class take a mask of those that a reset is for
 
-    def __init__(self, made: Any, worker_rows: WorkerRows, make: Callable[..., Any]) -> None:
-        self.made, self.worker_rows, self._make = made, worker_rows, make
+    def __init__(self, made: Any, rows: Sequence[int], workers: int, make: Callable[..., Any]) -> None:
+        self.made, self._make = made, make
+        self.rows, self.workers = rows, workers  # of its envs, in the session; how many workers that has
         self.observation_space, self.action_space = made.single_observation_space, made.single_action_space
         self.metadata = {key: value for key, value in (made.metadata or {}).items() if key != "autoreset_mode"}
         self.render_mode = getattr(made, "render_mode", None)  # gym 0.21 has none
@@ -61,7 +45,7 @@ class NativeEnv:
         self.spec = spec if isinstance(spec, api.envs.registration.EnvSpec) else None
         mode = (made.metadata or {}).get("autoreset_mode", _ONLY_MODE)
         self.autoreset_mode = getattr(mode, "value", mode)  # its own
-        self.num_envs = len(worker_rows.rows)
+        self.num_envs = len(rows)
         # Gymnasium demands masks where an env resets by nothing else; and one env is all envs.
         # Whether some of its envs can be reset without the others.
         self.takes_masks = self.autoreset_mode == DISABLED or self.knows_masks or self.num_envs == 1
@@ -90,8 +74,19 @@ class NativeEnv:
 
     def reset(self, seeds: Seeds, num_envs: int, options: Options, rebuilt: bool) -> tuple[Any, Any]:
         """Reset all envs of the session's ``num_envs``; ``rebuilt`` if the seeds are not the program's."""
-        seed = seeds[0] if rebuilt else self.worker_rows.seed_of(seeds, num_envs)
+        seed = seeds[0] if rebuilt else self._seed_of(seeds, num_envs)
         return self._reset(seed=seed, options=options)
+
+    def _seed_of(self, seeds: Seeds, num_envs: int) -> int | None:
+        # No two workers get seeds that are nearer to one another than the number of envs of the first.
+        if all(seed is None for seed in seeds):
+            return None
+        first = {None if seed is None else seed - row for row, seed in zip(self.rows, seeds)}
+        if len(first) > 1 or None in first:
+            text = "this vector env takes one seed for all of its envs, not one each"
+            raise ValueError(f"{text}: {brief(list(seeds), 100)}")
+        before = sum(len(range(worker, num_envs, self.workers)) for worker in range(self.rows[0]))
+        return int(first.pop() or 0) + before
 
     def _reset(self, **arguments: Any) -> tuple[Any, Any]:
         observations, infos = self.made.reset(**arguments)
@@ -167,20 +162,16 @@ class EachSeededEnv(NativeEnv):
 class NumberedEnv(NativeEnv):
     """Its infos have the numbers of envs, as ``env_id``, which in a share of a session are not the session's."""
 
-    def step(self, actions: Any) -> Results:
-        outcome = super().step(actions)
-        return (*outcome[:4], self._of_session(outcome[4])) if self.worker_rows.workers > 1 else outcome
-
-    def _reset(self, **arguments: Any) -> tuple[Any, Any]:
-        observations, infos = super()._reset(**arguments)
-        return observations, self._of_session(infos) if self.worker_rows.workers > 1 else infos
+    def _checked(self, infos: Any) -> Any:
+        checked = super()._checked(infos)
+        return self._of_session(checked) if self.workers > 1 else checked
 
     def _of_session(self, infos: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {
             key: self._of_session(value) if isinstance(value, dict) else value for key, value in infos.items()
         }
         if (ids := own.get("env_id")) is not None:
-            own["env_id"] = np.asarray(self.worker_rows.rows, ids.dtype)[ids]
+            own["env_id"] = np.asarray(self.rows, ids.dtype)[ids]
         return own
 
 
@@ -218,10 +209,10 @@ class EnvPoolEnv(NumberedEnv):
         return self._reset(**self._masked(chosen, seeds, options))  # which returns no others
 
 
-def made_by(make: Callable[..., Any], worker_rows: WorkerRows, autoreset_mode: str) -> NativeEnv:
+def made_by(make: Callable[..., Any], rows: Sequence[int], build: Any) -> NativeEnv:
     # ``make`` takes ``num_envs``, as a ``vector_entry_point`` of Gymnasium does.
-    made = _made(make, len(worker_rows.rows), autoreset_mode)
-    if problem := why_not_batch(made, len(worker_rows.rows)):
+    made = _made(make, len(rows), build.autoreset_mode)
+    if problem := why_not_batch(made, len(rows)):
         raise TypeError(f"the factory of a vector env returned {problem}")
     kind = NativeEnv
     if _is_of(made, "gymnasium.vector.sync_vector_env", "gymnasium.vector.async_vector_env"):
@@ -230,8 +221,8 @@ def made_by(make: Callable[..., Any], worker_rows: WorkerRows, autoreset_mode: s
         kind = AleEnv
     elif _is_of(made, "envpool.python.envpool"):
         kind = EnvPoolEnv
-    env = kind(made, worker_rows, make)
-    if problem := env.resets_as(autoreset_mode):
+    env = kind(made, rows, build.batch_workers, make)
+    if problem := env.resets_as(build.autoreset_mode):
         raise ValueError(problem)
     return env
 
@@ -267,10 +258,7 @@ def why_not_batch(made: Any, num_envs: int) -> str:
 
 def takes(make: Callable[..., Any], name: str, by_name: bool = True) -> bool:
     """True if a function has an argument of this name; without ``by_name`` also if it may take any."""
-    try:
-        parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):  # some functions in C have none
-        return not by_name
+    parameters = parameters_of(make)
     return name in parameters or (not by_name and any(each.kind is each.VAR_KEYWORD for each in parameters.values()))
 
 
@@ -291,8 +279,8 @@ class SharedCall:
     """A call of the vector env on behalf of several of its envs."""
 
     def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
-        self.env, self._whole, self._reset_early = env, whole, reset_early
-        self._early: BaseException | bool = False  # whether all envs were reset early, or what that raised
+        self.env, self._whole = env, whole
+        self.reset_early = lru_cache(maxsize=None)(reset_early)  # for all of the envs at once
         self._returned: list[Any] | None = None
         self._values: dict[int, Any] = {}
 
@@ -300,16 +288,6 @@ class SharedCall:
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
-
-    def reset_early(self) -> None:
-        if self._early is False:
-            try:
-                self._reset_early()
-                self._early = True
-            except BaseException as error:
-                self._early = error
-        if isinstance(self._early, BaseException):
-            raise self._early
 
     def check_whole(self, name: str) -> None:
         if not self._whole:
@@ -328,12 +306,9 @@ class SubEnv:
     def __init__(self, index: int, number: int, shared: SharedCall, fresh: bool) -> None:
         self.index = self.bits = index
         self.env = self
-        self.vector_env = shared.env.made
+        self.vector_env, self.reset_early = shared.env.made, shared.reset_early
         self.awaits_first_reset = fresh
         self._number, self._shared = number, shared
-
-    def reset_early(self) -> None:
-        self._shared.reset_early()
 
     def get_wrapper_attr(self, name: str) -> Any:
         if not self._shared.env.is_callable(name):

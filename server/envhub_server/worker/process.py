@@ -20,21 +20,15 @@ from envhub.arena.memory import Arena
 from envhub.values import codec, spaces
 from envhub.values.info_columns import COLUMNS_BYTES_MAX, Writer
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import FORKED_STATUS, MESSAGE_BYTES_MAX, Channel, ChannelClosed
+from envhub_server.ipc.channel import FORKED_STATUS, Channel, ChannelClosed
 from envhub_server.ipc.replay_file import layout_of
-from envhub_server.worker.builder import Builder, Rebuilder
+from envhub_server.worker import copyable
+from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, SessionSpaces, WorkerContext
-from envhub_server.worker.copyable import (
-    open_files,
-    pause_openmp,
-    reopen_files,
-    threads_left,
-    what_cannot_be_copied,
-)
-from envhub_server.worker.name_lister import NameLister
+from envhub_server.worker.context import FailureReports, Host, HostedEnvs, ProgressWord, WorkerContext
+from envhub_server.worker.name_lister import list_names
 from envhub_server.worker.snapshot_row import SnapshotRow
-from envhub_server.worker.stepper import Bells, Handover, Stepper, new_poller
+from envhub_server.worker.stepper import Bells, Stepper, new_poller
 from envhub_server.worker.trace_writer import TraceWriter
 
 SPUN_MAX = 256  # requests that a spin ended with, one after another; then the channel is looked at, too
@@ -65,24 +59,22 @@ class Worker:
         self._poller = new_poller()
         self._poller.register(channel.fileno(), select.EPOLLIN)
         self._envs, self._bells, self._progress = HostedEnvs(), Bells(self._poller), ProgressWord()
-        self._reports = FailureReports(channel, self._envs)
-        self._names = NameLister(channel, self._reports)
-        context = WorkerContext(channel, self._envs, host, self._reports, self._progress)
-        self._builder, self._calls = Builder(context), EnvCalls(context)
-        self._rebuilder = Rebuilder(context, self._builder, self._calls)
-        self._handover = Handover(channel, self._envs, self._bells)
-        self._stepper = Stepper(context, self._bells, self._rebuilder, self._handover, self._calls)
+        self.reports = FailureReports(channel, self._envs)
+        context = WorkerContext(channel, self._envs, host, self.reports, self._progress)
+        self._calls = EnvCalls(context)
+        self._builder = Builder(context, self._calls)
+        self.stepper = Stepper(context, self._bells, self._builder, self._calls)
         # What executes a message; False ends the worker.
         self._handlers: dict[type, Callable[[Any], bool | None]] = {
             control.Build: self._build,
             control.BuildRest: self._builder.build_rest,
             control.Draw: self._calls.draw,
             control.ForgetRequests: self._forget_requests,
-            control.Leave: self._handover.leave,
-            control.ListNames: self._names.list,
+            control.Leave: self.stepper.leave,
+            control.ListNames: partial(list_names, self),
             control.MapArena: self._map_arena,
             control.RepeatRequests: self._replay,
-            control.Serve: self._stepper.serve,
+            control.Serve: self.stepper.serve,
             control.SetAttrRows: self._calls.set_again,
             control.TakeSlot: self._builder.take_slot,
             control.TakeSnapshot: self._take_snapshot,
@@ -98,7 +90,7 @@ class Worker:
                 is_over = True
 
     def _run(self) -> None:
-        channel, bells, stepper = self.channel.fileno(), self._bells, self._stepper
+        channel, bells, stepper = self.channel.fileno(), self._bells, self.stepper
         try:
             while True:
                 spun = 0
@@ -123,10 +115,10 @@ class Worker:
             self._close_envs()
             return False
         # Else it was sent before the hub knew that this worker has left; the next one gets the same message.
-        return bool(self._handover.left) or self._handlers[type(message)](message) is not False
+        return bool(self.stepper.left) or self._handlers[type(message)](message) is not False
 
     def _build(self, build: control.Build) -> bool:
-        self._handover.count_episodes(build.episodes_max)
+        self.stepper.episodes_left = build.episodes_max
         return self._builder.build(build)
 
     def _try(self, context: WorkerContext, wanted: control.Try) -> bool:
@@ -144,13 +136,13 @@ class Worker:
         (end,) = self.channel.take_descriptors(1)
         problems = ["the envs of its process, which are one vector env"] if row is None else row.keep(wanted)
         if not problems and not wanted.unsafe:
-            problems = _with_remedy(what_cannot_be_copied(self._own_descriptors() | {end}))
+            problems = _with_remedy(copyable.what_cannot_be_copied(self._own_descriptors() | {end}))
         if problems:
             os.close(end)
         else:
             self._prepare_for_fork()
             self.host.zygote.fork_snapshot(end, self)
-            problems = [] if wanted.unsafe else _with_remedy([f"the thread {name}" for name in threads_left()])
+            problems = [] if wanted.unsafe else _with_remedy([f"the thread {name}" for name in copyable.threads_left()])
         nothing = control.SnapshotTaken(wanted.serial, problems)
         self.channel.send(nothing if row is None else row.described(wanted.serial, problems))
 
@@ -162,7 +154,7 @@ class Worker:
                 file.seek(0)
                 why = row.replay(wanted.name, file.read())
         except Exception as error:
-            why = f"cannot be asked the same again: {self._reports.one_line(error)}"
+            why = f"cannot be asked the same again: {self.reports.one_line(error)}"
         if why:
             self.channel.send(control.NotRepeated(why))
 
@@ -176,7 +168,7 @@ class Worker:
         return row if isinstance(row, SnapshotRow) else None
 
     def _prepare_for_fork(self) -> None:
-        pause_openmp()
+        copyable.pause_openmp()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # an env may have closed or replaced the stream
                 stream.flush()
@@ -193,13 +185,13 @@ class Worker:
 
     def leave_to_the_other(self) -> None:
         """Close what a copy of this process must not have: the hub would not see the end of the other one."""
-        reopen_files(self._own_descriptors())
+        copyable.reopen_files(self._own_descriptors())
         self.host.close()
         self.channel.close()
         self._poller.close()
         self._bells.close()
-        self._stale += [self._stepper._arena, self._envs.trace]
-        for file in open_files(()):
+        self._stale += [self.stepper._arena, self._envs.trace]
+        for file in copyable.open_files(()):
             if file.path.startswith(ARENA_MEMORY):  # mmap has copies of its own
                 os.close(file.number)
 
@@ -211,12 +203,9 @@ class Worker:
         self._envs.set_trace(None)
         if (row := self._row) is not None:
             row.renew()
-        self._stepper.renew()
-        reopen_files(self._own_descriptors())
+        self.stepper.renew()
+        copyable.reopen_files(self._own_descriptors())
         self.is_copied = False
-
-    def serve_rows(self) -> None:
-        self._stepper.serve_rows()
 
     def _map_arena(self, mapped: control.MapArena) -> bool:
         envs, count = self._envs, len(control.ArenaDescriptors._fields) - (not mapped.trace_bytes_max)  # it is the last
@@ -234,41 +223,36 @@ class Worker:
             )
             envs.set_trace(TraceWriter(layout, descriptors.trace, arena, envs.groups))
             os.close(descriptors.trace)
-        self._stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
+        self.stepper.attach(arena, mapped.spin_us, mapped.slow_ms)
         self._calls.attach(arena)
-        self._handover.attach(arena)
         self.channel.send(control.Mapped())
         return True
 
     def _attach_rows(self, mapped: control.MapArena, arena: Arena) -> bool:
-        def send_template(number: int, example: bytes, nbytes: int) -> None:
-            self.channel.send(control.InfoTemplate(number, example, nbytes))
-
         build, group = self._envs.build, self._envs.groups[0]
-        info_bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
-        columns = Writer(min(info_bytes_max, COLUMNS_BYTES_MAX), send_template) if build.columns else None
+        row_bytes = COLUMNS_BYTES_MAX if build.allow_pickle else min(build.info_bytes_max, COLUMNS_BYTES_MAX)
+        columns = Writer(row_bytes, lambda *each: self.channel.send(control.InfoTemplate(*each)))
         try:
             observed, acted = (
                 spaces.build(codec.decode(blob, build.allow_pickle))
                 for blob in (mapped.observation_space, mapped.action_space)
             )
-            self._envs.spaces = SessionSpaces(observed, acted, mapped.observation_mode)
+            self._envs.spaces = observed, acted, mapped.observation_mode
             for group in self._envs.groups:
-                self._envs.spaces.check(group.env)
-                finite_only = build.on_invalid != "pass"
-                group.attach(arena, observed, acted, self.channel.send, columns, finite_only, info_bytes_max)
+                self._envs.check_spaces(group.env)
+                group.attach(arena, observed, acted, self.channel.send, columns if build.columns else None)
         except BaseException as error:
-            self._reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
+            self.reports.send(error, group.index, "factory_failed", arena.request.data[group.index])
             return False
         return True
 
     def _close_envs(self) -> None:
-        for group in self._envs.groups or self._handover.left:
+        for group in self._envs.groups or self.stepper.left:
             self.channel.send(control.Closing(list(group.indices)))
             try:
                 group.env.close()
             except BaseException as error:
-                self._stepper.report_closing(error, group)
+                self.stepper.report_closing(error, group)
         self.channel.send(control.Closing([]))
 
     def close(self) -> None:
@@ -276,12 +260,11 @@ class Worker:
         self._envs.groups.clear()
         self._poller.close()
         self._bells.close()
-        self._builder.close()
 
     @property
     def detached_by_fork(self) -> tuple[Any, ...]:
         """The objects whose methods call envs or import modules, and the loop's bells."""
-        subjects = self._names, self._builder, self._stepper, self._rebuilder, self._calls, self._handover
+        subjects = self._builder, self.stepper, self._calls
         traces = [] if self._envs.trace is None else [self._envs.trace]
         return (*self._envs.groups, *traces, self._envs, self._progress, *subjects, self._bells, self)
 

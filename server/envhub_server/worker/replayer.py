@@ -16,34 +16,21 @@ import sys
 import traceback
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, Tuple
 
 import numpy as np
 
 from envhub.arena.memory import ENDED, Arena, allocate
-from envhub.files import read_regular_file
 from envhub.process import STACKS
 from envhub.values import codec, spaces
 from envhub.values.gym_api import api
 from envhub_server.ipc.control import Build
 from envhub_server.ipc.process_marks import private_bytes
-from envhub_server.ipc.replay_file import (
-    ACTION,
-    CODES,
-    FILE_BYTES_MAX,
-    LENGTH,
-    NOTHING,
-    RESET,
-    RESTORED,
-    SET,
-    Replay,
-    layout_of,
-    unpack,
-)
+from envhub_server.ipc.replay_file import ACTION, CODES, NOTHING, RESET, SET, Replay, entries_in, layout_of, read_replay
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.env_sources import adopt_environment, factories, runner_class, set_up
 from envhub_server.worker.gym_compat import adapt, innermost
-from envhub_server.worker.native_env import WorkerRows, made_by
+from envhub_server.worker.native_env import made_by
 from envhub_server.worker.row import Row
 from envhub_server.worker.row_memory import NotFinite
 from envhub_server.worker.trace_writer import action_bytes, bit_generator_of
@@ -53,12 +40,8 @@ MESSAGE_CHARS_MAX = 1024  # of an exception
 STATE_BYTES = 1 << 14  # of what the other program reads
 
 
-class RepeatedCall(NamedTuple):
-    """A call of the trace: what it is, the kind of its time limit, and what makes it."""
-
-    name: str
-    kind: str
-    run: Callable[[], Any]
+# A call of the trace: what it is, the kind of its time limit, and what makes it.
+RepeatedCall = Tuple[str, str, Callable[[], Any]]
 
 
 class Replayer:
@@ -83,13 +66,13 @@ class Replayer:
         arena.format(1)
         self._mine = self.group.arena_index if isinstance(self.group, EnvBatch) else slice(0, 1)
         observed, acted = (spaces.build(codec.decode(blob)) for blob in (mapped.observation_space, mapped.action_space))
-        self.group.attach(arena, observed, acted, lambda message: None, None, build.on_invalid != "pass")
+        self.group.attach(arena, observed, acted, lambda message: None, None)
         trace = codec.decode(replay.trace)
         self._first, widths = trace["first"], layout_of(1, True, layout.actions, 0).widths
         rows, rings = len(build.rows), [np.frombuffer(ring, np.uint8) for ring in trace["rings"]]
         shape = rings[0].size // (8 * rows), rows
         self._rings = [ring.reshape(*shape, width) for ring, width in zip(rings, widths)]
-        self._entries = [*_entries(trace["entries"])]
+        self._entries = [*entries_in(trace["entries"])]
 
     def calls(self) -> Iterator[RepeatedCall]:
         kinds, entries, number = self._rings[0].view(np.int64)[:, :, 0], self._entries, 0
@@ -103,14 +86,14 @@ class Replayer:
                 elif kind == CODES:
                     codes = fields[0]
                 elif kind == RESET:
-                    yield RepeatedCall(f"step {number}", "reset", partial(self._reset, number, *fields))
+                    yield f"step {number}", "reset", partial(self._reset, number, *fields)
                     number += 1
                 else:
                     what = f"{'set_attr' if kind == SET else 'call'} of {fields[1]}"
-                    yield RepeatedCall(what, "call", partial(self._called, kind == SET, *fields))
+                    yield what, "call", partial(self._called, kind == SET, *fields)
             if at < len(kinds) and ((kinds[at] != NOTHING) & (kinds[at] <= ENDED)).any():
                 kind = "reset" if self.build.autoreset_mode == "NextStep" and (kinds[at] == ENDED).all() else "step"
-                yield RepeatedCall(f"step {number}", kind, partial(self._step, number, at, codes, values))
+                yield f"step {number}", kind, partial(self._step, number, at, codes, values)
                 number += 1
 
     def _post(self, number: int) -> None:
@@ -149,30 +132,11 @@ class Replayer:
 def _group(build: Build) -> Row | EnvBatch:
     adopt_environment(build)
     set_up(build)
-    rows, mode = build.rows, build.autoreset_mode
+    rows = build.rows
     factory = factories(build)[rows[0]]
     if build.batch_workers:
-        return EnvBatch(
-            rows, made_by(factory, WorkerRows(rows, build.batch_workers), mode), mode, False, build.row_offset
-        )
-    return Row(0, runner_class(b"")(adapt(factory())), mode, False, build.row_offset + rows[0])
-
-
-def _entries(blob: bytes) -> Iterator[list[Any]]:
-    at = 0
-    while at < len(blob):
-        (length,) = LENGTH.unpack_from(blob, at)
-        record = codec.decode(blob[at + LENGTH.size : at + LENGTH.size + length])
-        at += LENGTH.size + length
-        if record[1] == RESTORED:
-            raise ValueError(
-                f"the env went on from snapshot {record[2]!r}, and the file lacks what it was asked before"
-            )
-        if None in record:
-            named = {ACTION: "an action", RESET: "the options of a reset"}
-            what = named.get(record[1]) or f"the arguments of {record[3]}"
-            raise ValueError(f"the file lacks what is no plain data: {what}")
-        yield record
+        return EnvBatch(rows, made_by(factory, rows, build), build)
+    return Row(0, runner_class(b"")(adapt(factory())), replace(build, row_offset=build.row_offset + rows[0]))
 
 
 def _debug(debugger: pdb.Pdb, env: Any, kind: str, run: Callable[[], object]) -> bool:
@@ -195,18 +159,18 @@ def _run(replay: Replay, report: Callable[..., None], debugger: pdb.Pdb | None) 
     replayer = Replayer(replay)
     build, calls = replayer.build, [*replayer.calls()]
     failed = len(calls) - 1
-    report(made=True, before=calls[failed].name if calls else "no call")
-    for number, call in enumerate(calls):
-        report(name=call.name, kind=call.kind)
+    report(made=True, before=calls[failed][0] if calls else "no call")
+    for number, (name, kind, call) in enumerate(calls):
+        report(name=name, kind=kind)
         try:
             if number == failed and debugger is not None and replay.cause not in ("exception", "nan"):
-                if not _debug(debugger, replayer.group.env, call.kind, call.run):
+                if not _debug(debugger, replayer.group.env, kind, call):
                     return "left"
             else:
-                call.run()
+                call()
         except BaseException as error:
             policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
-            if number >= failed or (call.kind == "step" and policy == "truncate"):
+            if number >= failed or (kind == "step" and policy == "truncate"):
                 raise
             traceback.print_exc()  # the env went on after it
             replayer.group.repeat_last()
@@ -225,7 +189,7 @@ def main(path: str, state_descriptor: int, use_pdb: bool) -> None:
         os.pwrite(state_descriptor, json.dumps(state).encode().ljust(STATE_BYTES), 0)
 
     try:
-        report(end=_run(unpack(read_regular_file(path, FILE_BYTES_MAX)), report, pdb.Pdb() if use_pdb else None))
+        report(end=_run(read_replay(path), report, pdb.Pdb() if use_pdb else None))
     except BaseException as error:
         traceback.print_exc()
         name, message = f"{type(error).__module__}.{type(error).__qualname__}", str(error)[:MESSAGE_CHARS_MAX]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from envhub.errors import brief
 from envhub.values import codec, spaces
 from envhub.values.info_columns import VECTOR_REWARD, Writer
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
 from envhub_server.worker.gym_compat import accepts
 from envhub_server.worker.row_memory import (
     CheckPlan,
@@ -30,6 +29,7 @@ from envhub_server.worker.row_memory import (
     NotFinite,
     ObservationWriter,
     RowActions,
+    Send,
     why_not_finite,
 )
 from envhub_server.worker.trace_writer import TraceWriter
@@ -65,9 +65,12 @@ class EnvRunner:
         return self.env.reset()  # type: ignore[no-any-return]
 
 
+INVALID = codec.encode({"invalid_transition": True})  # the info of a truncation that is no transition of the env
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 _NUMBERS = frozenset([float, int, bool, np.float64, np.float32])  # classes of rewards without axes
+
+RowSeeds = Mapping[int, Optional[int]]  # of envs by their rows; None for no seed
 
 
 class Row:
@@ -75,16 +78,13 @@ class Row:
 
     posted = True  # whether the words of all of its rows are written, if that of the first is
 
-    def __init__(
-        self, index: int, runner: EnvRunner, autoreset_mode: str, allow_pickle: bool, row_offset: int = 0
-    ) -> None:
-        self._row_offset = row_offset
+    def __init__(self, index: int, runner: EnvRunner, build: control.Build) -> None:
+        self._build = build
         self.move(index)
         self.env = runner.env
         self._runner = runner
-        self._mode = autoreset_mode
-        self._exact = codec.as_pickle if allow_pickle else codec.refuse
-        self._lenient = codec.as_pickle_or_repr if allow_pickle else codec.as_repr
+        self._mode, self._finite_only = build.autoreset_mode, build.on_invalid != "pass"
+        self._exact = codec.as_pickle if build.allow_pickle else codec.refuse
         self._plan = CheckPlan()
         self.first_seed: Any = None  # for the reset that a new env begins with
         self._last_seed: Any = None  # of its resets
@@ -95,7 +95,7 @@ class Row:
 
     def move(self, index: int) -> None:
         self.index = self.arena_index = index  # in the session; the place of the group's words
-        self.indices, self._name = [index], f"env {self._row_offset + index}"
+        self.indices, self._name = [index], f"env {self._build.row_offset + index}"
         self.bits = index | FIRST_CALL  # the lower bits of the worker's progress word while it is at this row
 
     def rebuilt(self, runner: EnvRunner) -> None:
@@ -106,24 +106,15 @@ class Row:
             self.trace.made(self)
 
     def attach(
-        self,
-        arena: Arena,
-        observation_space: Any,
-        action_space: Any,
-        send: Callable[[object], None],
-        columns: Writer | None,
-        finite_only: bool,
-        info_bytes_max: int = MESSAGE_BYTES_MAX,
+        self, arena: Arena, observation_space: Any, action_space: Any, send: Send, columns: Writer | None
     ) -> None:
         # The env's own observation space may have its keys in another order. ``send`` takes ``Suspicious`` for the
-        # first observation that is not in its space. With ``finite_only``, a step or a reset may raise ``NotFinite``.
-        self._send, self._finite_only = send, finite_only
+        # first observation that is not in its space.
+        self._send = send
         self._plan.begin(not isinstance(observation_space, spaces.Anything))
         self._actions = RowActions(arena, self.index, action_space)
         self._observation = ObservationWriter(arena, self.index, observation_space, self._name)
-        self._info = InfoWriter(
-            self.index, arena, send, columns, self._lenient, self._mode == SAME_STEP, info_bytes_max
-        )
+        self._info = InfoWriter(self.index, arena, send, columns, self._build)
         self._observation_space, self._arena = observation_space, arena
         # As words, because NumPy takes ten times as long to store a single number into an array.
         self._rewards, self._terminations = arena.rewards.data, arena.terminations.data
@@ -154,9 +145,7 @@ class Row:
             self._check_finite(outcome[0], 0.0)
         return outcome
 
-    def take_over(
-        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
-    ) -> None:
+    def take_over(self, seeds: RowSeeds, failure: Exception | None, info: bytes, objects: Mapping[int, bytes]) -> None:
         # If the row has not reported yet how the env before this one ended, its first step raises ``failure``, or
         # without one is a truncation with ``info``. ``objects`` are the object leaves of the last observations.
         self.first_seed = self._last_seed = seeds.get(self.index)
@@ -171,7 +160,8 @@ class Row:
             return
         self.bits = self.index
         if needs_reset and self._mode == NEXT_STEP:
-            self.autoreset()
+            observation, info = self._autoreset()
+            self._store(observation, 0.0, False, False, info)
             return
         results = self._runner.step(self._actions.read(out_of_band))
         try:
@@ -211,10 +201,6 @@ class Row:
             raise ValueError(text)
         return float(terms.sum()), {VECTOR_REWARD: terms}
 
-    def autoreset(self) -> None:
-        observation, info = self._autoreset()
-        self._store(observation, 0.0, False, False, info)
-
     def _autoreset(self) -> tuple[Any, Any]:
         if self.trace is not None:
             self.trace.autoreset(self)
@@ -227,7 +213,7 @@ class Row:
                 raise self._pending_failure
             self.truncate(self._pending_info)
         elif self._mode == DISABLED:
-            self.truncate(codec.encode({"invalid_transition": True}))
+            self.truncate(INVALID)
         else:
             if self.trace is not None:
                 self.trace.reset(self, {self.index: self.first_seed})
@@ -256,7 +242,7 @@ class Row:
         observation, info = self._checked(self._runner.reset(seed, options))
         self._store(observation, 0.0, False, False, info)
 
-    def reset_by(self, seeds: Mapping[int, int | None], options_of: Callable[[int], dict[str, Any] | None]) -> None:
+    def reset_by(self, seeds: RowSeeds, options_of: Callable[[int], dict[str, Any] | None]) -> None:
         if self.index not in seeds:
             self.repeat_last()
             return

@@ -14,6 +14,9 @@ from envhub.values.info_columns import NESTING_MAX, VECTOR_REWARD, Writer
 from envhub.values.leaf import OBJECT
 from envhub.values.spaces import space_mismatch
 from envhub_server.ipc import control
+from envhub_server.ipc.channel import MESSAGE_BYTES_MAX
+
+Send = Callable[[object], None]  # takes a message to the hub
 
 
 class RowActions:
@@ -108,7 +111,7 @@ NAMES_CHARS_MAX = 500  # of these entries, in the log
 NO_INFO = (0, 0)  # the template and the length of an empty info
 
 
-def put_info(arena: Arena, row: int, send: Callable[[object], None], *pieces: Any) -> tuple[int, int]:
+def put_info(arena: Arena, row: int, send: Send, *pieces: Any) -> tuple[int, int]:
     """Put an encoded info, or a result of a call, into its place, or send it if it is too large.
 
     Returns its template and length.
@@ -123,26 +126,18 @@ def put_info(arena: Arena, row: int, send: Callable[[object], None], *pieces: An
 class InfoWriter:
     """Stores the infos of one row. ``bytes_max``: an encoded info that is larger loses its largest entries."""
 
-    def __init__(
-        self,
-        index: int,
-        arena: Arena,
-        send: Callable[[object], None],
-        columns: Writer | None,
-        unknown: codec.Unknown,
-        same_step: bool,
-        bytes_max: int,
-    ) -> None:
+    def __init__(self, index: int, arena: Arena, send: Send, columns: Writer | None, build: control.Build) -> None:
         # ``send`` takes a ``RowInfo`` whose info is too large for the arena, and ``Suspicious`` for the first info that
-        # loses entries. With ``same_step``, an info at an episode's end holds the final observation, which never is.
-        self._index, self._arena, self._send, self._columns, self._unknown = index, arena, send, columns, unknown
-        layout = arena.layout
-        self.bytes_max = bytes_max + layout.row_bytes()
+        # loses entries. With SAME_STEP, an info at an episode's end holds the final observation, which never is.
+        self._index, self._arena, self._send, self._columns = index, arena, send, columns
+        self._unknown = codec.as_pickle_or_repr if build.allow_pickle else codec.as_repr
+        self.bytes_max = MESSAGE_BYTES_MAX if build.allow_pickle else build.info_bytes_max
+        self.bytes_max += arena.layout.row_bytes()
         self._info, self._large_info = arena.infos[index].data, arena.large_infos[index].data
         self._rooms = arena.rooms.data
         self._length, self._template = arena.info_length.data, arena.info_template.data
         self._status = arena.status.data
-        self._same_step = same_step
+        self._same_step = build.autoreset_mode == "SameStep"
         self._dropped = False  # whether lost entries were reported
 
     def store(self, info: dict[str, Any], objects: bytes = b"") -> None:

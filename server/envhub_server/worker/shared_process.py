@@ -153,17 +153,6 @@ def _entropy(generator: Any) -> int:
     return entropy + 1 if isinstance(entropy, int) else 0
 
 
-class SharedState:
-    """A snapshot of the state, compared on demand."""
-
-    def __init__(self) -> None:
-        self._before = _state()
-
-    def changed(self) -> list[str]:
-        now = _state()
-        return [each for each in SHARED if now[each] != self._before[each]]
-
-
 def _numbers() -> Any:
     """The state of NumPy's generator; of another one than its own, which a program may have set, its text."""
     numbers: Any = np.random.get_state(legacy=False)
@@ -172,9 +161,14 @@ def _numbers() -> Any:
     return numbers["state"]["key"].tobytes(), numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]
 
 
-def _state() -> dict[str, int]:
+def shared_state() -> dict[str, int]:
     values = _numbers(), random.getstate(), frozenset(os.environ.items()), os.readlink("/proc/self/cwd")
     return dict(zip(SHARED, map(hash, values)))
+
+
+def changed_since(before: dict[str, int]) -> list[str]:
+    now = shared_state()
+    return [each for each in SHARED if now[each] != before[each]]
 
 
 # Top-level packages of envs and wrappers. Any other env may draw from the random numbers of its process, be a simulator

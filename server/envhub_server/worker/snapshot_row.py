@@ -22,9 +22,8 @@ from envhub.values.leaf import OBJECT
 from envhub_server.ipc import control
 from envhub_server.worker.context import PendingFailure
 from envhub_server.worker.gym_compat import innermost
-from envhub_server.worker.row import DISABLED, EnvRunner, Row
+from envhub_server.worker.row import DISABLED, INVALID, EnvRunner, Row, RowSeeds
 
-_INVALID = codec.encode({"invalid_transition": True})
 REQUESTS_MAX = 20_000  # that are kept of one env
 REQUESTS_BYTES_MAX = 1 << 24  # of all of them
 
@@ -114,19 +113,12 @@ class RequestLog:
 
 
 class SnapshotRow(Row):
-    """A row that counts its episodes and steps."""
+    """A row that counts its episodes and steps, and whose env is run by a ``RequestLog``."""
 
+    _runner: Any
     steps = episode = 0
     _taken: KeptResult | None = None  # by the snapshot that is taken
     _restored: KeptResult | None = None  # in a restored process, until it has shown this
-
-    def __init__(self, index: int, runner: EnvRunner, *options: Any) -> None:
-        super().__init__(index, runner, *options)
-        self._runner: Any = RequestLog(runner)
-
-    def rebuilt(self, runner: EnvRunner) -> None:
-        super().rebuilt(runner)
-        self._runner = RequestLog(runner)
 
     def _store(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, method: str = "reset"
@@ -191,13 +183,11 @@ class SnapshotRow(Row):
         self._restored = KeptResult(name, needs_reset, self._runner.result[0])
         return ""
 
-    def take_over(
-        self, seeds: Mapping[int, int | None], failure: Exception | None, info: bytes, objects: Mapping[int, bytes]
-    ) -> None:
+    def take_over(self, seeds: RowSeeds, failure: Exception | None, info: bytes, objects: Mapping[int, bytes]) -> None:
         super().take_over(seeds, failure, info, objects)
         if self._restored is not None and not info:  # else the row still has to tell of the end of the last worker
             # A driver that steps before it has seen what is restored, as another client, is told so first.
-            self._needs_reset[self.index], self._pending_info = REPORT_PENDING, _INVALID
+            self._needs_reset[self.index], self._pending_info = REPORT_PENDING, INVALID
         elif self._restored is not None:  # and no restore has asked for this one, which may be of another row
             self._restored = self._restored._replace(snapshot="")
 
@@ -211,7 +201,7 @@ class SnapshotRow(Row):
         else:
             super()._begin(needs_reset)
 
-    def restore_by(self, snapshot: str, seeds: Mapping[int, int | None]) -> None:
+    def restore_by(self, snapshot: str, seeds: RowSeeds) -> None:
         """Show the result that the env had when the snapshot was taken, if this row is one of ``seeds``.
 
         A seed reseeds the generators of the env and of the process, as far as they are known.

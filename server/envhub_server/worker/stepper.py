@@ -9,7 +9,6 @@ import sys
 import time
 from functools import partial
 from time import monotonic_ns
-from types import MappingProxyType
 from typing import Any, Callable, Mapping, Sequence
 
 from envhub.arena.layout import ENV_STEPS_TIMED
@@ -34,15 +33,15 @@ from envhub.arena.spin import HAS_FENCE, RING, Spinner, fence
 from envhub.protocol import messages
 from envhub.values import codec
 from envhub_server.ipc import control
-from envhub_server.ipc.channel import Channel, moved_up
+from envhub_server.ipc.channel import moved_up
 from envhub_server.ipc.control import ArenaDescriptors
-from envhub_server.worker.builder import Rebuilder
+from envhub_server.worker.builder import Builder
 from envhub_server.worker.calls import EnvCalls
-from envhub_server.worker.context import HostedEnvs, PendingFailure, WorkerContext
+from envhub_server.worker.context import PendingFailure, WorkerContext
 from envhub_server.worker.env_batch import RowGroup
 from envhub_server.worker.row import DISABLED
 from envhub_server.worker.row_memory import NotFinite, as_slice
-from envhub_server.worker.shared_process import SharedState, reseed
+from envhub_server.worker.shared_process import changed_since, reseed, shared_state
 from envhub_server.worker.snapshot_row import SnapshotRow
 
 
@@ -110,82 +109,22 @@ class Bells:
         self.waking, self._of_drivers = (), {}
 
 
-class Handover:
-    """Decides when a worker leaves its rows."""
-
-    def __init__(self, channel: Channel, envs: HostedEnvs, bells: Bells) -> None:
-        self._channel, self._envs, self._bells = channel, envs, bells
-        # Whether a step may be the last before something is due: ``on_step`` has to follow each one.
-        self.awaited = False
-        self.left: list[RowGroup] = []  # the groups that another worker serves now
-        self._episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
-        self._leaving = self._cutting = False
-
-    def attach(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def count_episodes(self, episodes_max: int) -> None:
-        self._episodes_left = episodes_max
-        self._await()
-
-    def _await(self) -> None:
-        self.awaited = self._leaving or self._episodes_left > 0
-
-    def leave(self, leave: control.Leave) -> None:
-        self._leaving, self._cutting = True, leave.cut
-        self._await()
-        if leave.restored:
-            self._go()
-        else:
-            self.leave_between_episodes()
-
-    def on_step(self, groups: Sequence[RowGroup]) -> None:
-        """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
-        if self._episodes_left:
-            ended = self._arena.terminations | self._arena.truncations
-            self._episodes_left -= sum(int(ended[index]) for group in groups for index in group.indices)
-            if self._episodes_left <= 0:
-                self._episodes_left = 0
-                self._channel.send(control.EpisodesDone())
-                self._await()
-        self.leave_between_episodes()
-
-    def leave_between_episodes(self) -> None:
-        if not self._leaving or not self._bells.serving:
-            return  # a result that is written into an arena before its rows have moved there is lost
-        needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
-        ongoing = [index for index in indices if needs_reset[index] == ONGOING]
-        reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
-        if reported and (self._cutting or not ongoing):
-            # The first reset of a new vector env is one of all its rows; with DISABLED its program resets some.
-            has_batch = any(len(group.indices) > 1 for group in self._envs.groups)
-            if has_batch and self._envs.build.autoreset_mode == DISABLED:
-                ongoing = [*indices]
-            for index in indices:
-                needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
-            self._go()
-
-    def _go(self) -> None:
-        self._bells.unwatch()
-        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
-        self._await()
-        self._channel.send(control.HandedOver())
-
-
 LOOK_FIRST = 8  # the number of batches before the first look for shared state that envs have changed
-NONE_OUT_OF_BAND: Mapping[int, bytes] = MappingProxyType({})
 SLOW_TOLD_NS = 100_000_000  # between two messages
 
 
 class Stepper:
-    """Serves the rows of one worker."""
+    """Serves the rows of one worker, and decides when it leaves them."""
 
-    def __init__(
-        self, context: WorkerContext, bells: Bells, rebuilder: Rebuilder, handover: Handover, calls: EnvCalls
-    ) -> None:
+    def __init__(self, context: WorkerContext, bells: Bells, builder: Builder, calls: EnvCalls) -> None:
         self._channel, self._envs, self._host, self._reports, self._progress = context
-        self._bells, self._rebuilder, self._handover, self._calls = bells, rebuilder, handover, calls
-        # By its op, what carries out a request whose arguments are the arena's message.
+        self._bells, self._builder, self._calls = bells, builder, calls
+        self.left: list[RowGroup] = []  # the groups that another worker serves now
+        # While one of these is not false, ``_end_step`` has to follow each step.
+        self.episodes_left = 0  # until EpisodesDone is sent; 0 if the hub does not need it
+        self._leaving = self._cutting = False
+        # By its op, what carries out a request whose arguments are the arena's message; it returns False while the
+        # driver has not posted all of its rows.
         self._verbs = {OP_OUT_OF_BAND: self._step_out_of_band, OP_RESET: self._reset}
         self._verbs.update(dict.fromkeys(CALLS, self._call))
         self._last: tuple[Any, bytes] = (None, b"")  # the last message, of which ``_message`` was made
@@ -194,7 +133,7 @@ class Stepper:
         self._reseeded = False
         self._is_copy = False  # of a process that has served these rows; until this one serves them
         self._batches, self._look_at = 0, LOOK_FIRST
-        self._shared: SharedState | None = None  # None once the hub knows of a change
+        self._shared: dict[str, int] | None = None  # None once the hub knows of a change
         self._run_group: Callable[..., None] = self._finish_timed  # in the next step
         self._env_took_ns: dict[int, int] = {}  # by index of its group, if each is timed; empty between two requests
         self._tell_slow_at_ns = 0
@@ -227,9 +166,9 @@ class Stepper:
         self._progress.rest()
         self._bells.watch(self._spin_us)
         if len(self._envs.groups) > 1:
-            self._shared = SharedState()
+            self._shared = shared_state()
         self.serve_rows()  # rows may have been posted, and rung for, before
-        self._handover.leave_between_episodes()
+        self._leave_between_episodes()
 
     def _reseed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed generators that no env has seeded, by an env's first seed, where those of its program are not known."""
@@ -241,7 +180,7 @@ class Stepper:
         self._reseeded = True
         reseed([abs(seeds[seeded[0]] or 0)] * 2, build.row_offset + seeded[0], unless_seeded=True)
         if self._shared is not None:
-            self._shared = SharedState()
+            self._shared = shared_state()
 
     def has_work(self) -> bool:
         if self._my_request == self._my_done:
@@ -267,15 +206,15 @@ class Stepper:
             for row in self._rows:
                 if self._request[row] != self._done[row]:
                     pending.append(row)
-            if not (pending and self._carry_out(pending)):
+            carry_out = self._verbs.get(self._op[pending[0]]) if pending else None
+            try:
+                is_posted = carry_out is not None and carry_out(pending)
+            except codec.DecodeError as error:  # of the message, which only a client can have written
+                is_posted = self._fail_rows(pending, error)
+            if not is_posted:
                 self._incomplete = words  # read before the rows were: words that have come since then are looked at
 
     # --- requests with a message --------------------------------------------------------------------------------------
-
-    def _carry_out(self, rows: list[int]) -> bool:
-        """Carry out the request for which these rows are posted; False while the driver has not posted all of them."""
-        carry_out = self._verbs.get(self._op[rows[0]])
-        return carry_out is not None and carry_out(rows)
 
     def _read(self, kind: Any) -> Any:
         """The message, of this kind; raises ``DecodeError``."""
@@ -296,24 +235,17 @@ class Stepper:
     def _step_out_of_band(self, rows: list[int]) -> bool:
         if not (groups := self._posted((OP_OUT_OF_BAND,))):
             return False
-        try:
-            out_of_band = dict(messages.unpack_rows(self._arena.message(), self._arena.layout.rows))
-        except codec.DecodeError as error:  # only a client can have written it
-            return self._fail_rows(rows, error)
-
-        def run(group: RowGroup) -> None:
-            group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
-
+        out_of_band = dict(messages.unpack_rows(self._arena.message(), self._arena.layout.rows))
         # The hub may have completed other rows before this worker served.
-        self._step(groups, run, out_of_band)
+        self._step(groups, out_of_band)
         return True
+
+    def _step_by(self, group: RowGroup, out_of_band: Mapping[int, bytes]) -> None:
+        group.step(codec.decode(out_of_band[group.index], self._envs.allow_pickle))
 
     def _call(self, rows: list[int]) -> bool:
         is_call, began_ns = self._op[rows[0]] == OP_CALL, monotonic_ns()
-        try:
-            message = self._read(messages.Call if is_call else messages.SetAttr)
-        except codec.DecodeError as error:
-            return self._fail_rows(rows, error)
+        message = self._read(messages.Call if is_call else messages.SetAttr)
         if rows != ([row for row in self._rows if row in message.rows] if message.rows else self._rows):
             return False
         if is_call:
@@ -328,10 +260,7 @@ class Stepper:
     def _reset(self, rows: list[int]) -> bool:
         if rows != self._rows:
             return False
-        try:
-            reset = self._read(messages.Reset)
-        except codec.DecodeError as error:
-            return self._fail_rows(rows, error)
+        reset = self._read(messages.Reset)
         begun, request, began_ns = self._arena.begun.data, self._request, monotonic_ns()
         for row in rows:
             begun[row] = request[row]
@@ -389,19 +318,15 @@ class Stepper:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _step(
-        self,
-        groups: list[RowGroup],
-        run: Callable[[RowGroup], None] | None = None,
-        out_of_band: Mapping[int, bytes] = NONE_OUT_OF_BAND,
-    ) -> None:
+    def _step(self, groups: list[RowGroup], out_of_band: Mapping[int, bytes] | None = None) -> None:
         progress, rung, run_group = self._progress, 0, self._run_group
         since, at = progress.since, progress.at
         since[at] = began_ns = monotonic_ns()
         if self._envs.trace is not None:
-            self._envs.trace.step(groups, out_of_band)
+            self._envs.trace.step(groups, out_of_band or {})
         for group in groups:
-            run_group(group, group.step if run is None else partial(run, group), is_step=True)
+            step = group.step if out_of_band is None else partial(self._step_by, group, out_of_band)
+            run_group(group, step, is_step=True)
             if self._op[group.index] == OP_PART:
                 rung += 1
                 self._bells.ring(self._arena.driver)
@@ -415,13 +340,13 @@ class Stepper:
             self._keep_times(groups, took_ns)
         if self._batches == self._look_at:  # once, the hub is told of shared state that the envs have changed
             self._look_at *= 4
-            if self._shared is not None and (what := self._shared.changed()):
+            if self._shared is not None and (what := changed_since(self._shared)):
                 self._shared = None
                 self._channel.send(control.SharedChanged(what))
-        if self._rebuilder.pending:
-            self._rebuilder.rebuild()
-        if self._handover.awaited:
-            self._handover.on_step(groups)
+        if self._builder.pending:
+            self._builder.rebuild()
+        if self._leaving or self.episodes_left:
+            self._end_step(groups)
 
     def _finish(self, group: RowGroup, run: Callable[[], None], is_step: bool = False) -> None:
         """Run a group's step or reset, which stores its status; store ``done`` last."""
@@ -438,7 +363,7 @@ class Stepper:
         build = self._envs.build
         policy = build.on_invalid if isinstance(error, NotFinite) else build.on_exception
         if is_step and not isinstance(error, PendingFailure) and policy == "truncate":
-            self._rebuilder.truncate(group, error, self._request[group.index])
+            self._builder.truncate(group, error, self._request[group.index])
             return
         group.repeat_last()
         for index in group.indices:
@@ -457,3 +382,42 @@ class Stepper:
     def report_closing(self, error: BaseException, group: RowGroup) -> None:
         number = self._request[group.index] if hasattr(self, "_arena") else 0
         self._reports.send(error, group.index, "env_raised", number)
+
+    # --- leaving ------------------------------------------------------------------------------------------------------
+
+    def leave(self, leave: control.Leave) -> None:
+        self._leaving, self._cutting = True, leave.cut
+        if leave.restored:
+            self._go()
+        else:
+            self._leave_between_episodes()
+
+    def _end_step(self, groups: Sequence[RowGroup]) -> None:
+        """Send the hub ``EpisodesDone`` once the envs have reached their number of episodes, and leave if due."""
+        if self.episodes_left:
+            ended = self._arena.terminations | self._arena.truncations
+            done = sum(int(ended[index]) for group in groups for index in group.indices)
+            self.episodes_left = max(0, self.episodes_left - done)
+            if not self.episodes_left:
+                self._channel.send(control.EpisodesDone())
+        self._leave_between_episodes()
+
+    def _leave_between_episodes(self) -> None:
+        if not self._leaving or not self._bells.serving:
+            return  # a result that is written into an arena before its rows have moved there is lost
+        needs_reset, indices = self._arena.needs_reset.data, self._envs.indices
+        ongoing = [index for index in indices if needs_reset[index] == ONGOING]
+        reported = all(needs_reset[index] != REPORT_PENDING for index in indices)
+        if reported and (self._cutting or not ongoing):
+            # The first reset of a new vector env is one of all its rows; with DISABLED its program resets some.
+            has_batch = any(len(group.indices) > 1 for group in self._envs.groups)
+            if has_batch and self._envs.build.autoreset_mode == DISABLED:
+                ongoing = [*indices]
+            for index in indices:
+                needs_reset[index] = REPORT_PENDING if index in ongoing else FRESH
+            self._go()
+
+    def _go(self) -> None:
+        self._bells.unwatch()
+        self.left, self._envs.groups, self._leaving = self._envs.groups, [], False
+        self._channel.send(control.HandedOver())

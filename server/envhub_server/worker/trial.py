@@ -22,7 +22,7 @@ from envhub_server.worker.context import WorkerContext
 from envhub_server.worker.copyable import pause_openmp, threads_left, what_cannot_be_copied
 from envhub_server.worker.env_batch import EnvBatch
 from envhub_server.worker.row import EnvRunner
-from envhub_server.worker.shared_process import SharedState, is_cheap, may_share_process
+from envhub_server.worker.shared_process import changed_since, is_cheap, may_share_process, shared_state
 
 SEED = 1
 STEPS_MAX, STEPS_S = 200, 5.0  # of a run, which begins no further step after these seconds
@@ -68,14 +68,17 @@ class EnvTrial:
         (group,) = self._envs.groups
         if isinstance(group, EnvBatch):
             raise TypeError("it is a vector env, and what is validated is a single env")
-        env, shared = group.env, SharedState()
+        env, shared = group.env, shared_state()
         facts: dict[str, Any] = {"made_s": time.monotonic() - began_s, "memory_bytes": private_bytes() - nbytes}
         env.action_space.seed(SEED)
         actions = [env.action_space.sample() for _ in range(STEPS_MAX)]
         first, costs = self._run(env, actions)
         facts.update(costs, threads=_tasks() - tasks, processes=_children())
-        facts.update(shared=shared.changed(), may_share=may_share_process(env, EnvRunner), cheap=is_cheap(env))
-        facts["not_copied"] = self._what_cannot_be_copied()
+        facts.update(shared=changed_since(shared), may_share=may_share_process(env, EnvRunner), cheap=is_cheap(env))
+        facts["not_copied"] = what_cannot_be_copied(self._own)
+        pause_openmp()
+        self._host.zygote.fork_nothing()
+        facts["not_copied"] += [f"the thread {name}" for name in threads_left()]
         self._at("another env of its process")
         other, nbytes, facts["second_error"] = env, private_bytes(), ""
         try:
@@ -93,12 +96,6 @@ class EnvTrial:
         left = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
         counts = {"threads of a library": _tasks() - tasks - len(left), "processes": _children()}
         return {**facts, "left": left + [f"{count} {what}" for what, count in counts.items() if count > 0]}
-
-    def _what_cannot_be_copied(self) -> list[str]:
-        problems = what_cannot_be_copied(self._own)
-        pause_openmp()
-        self._host.zygote.fork_nothing()
-        return problems + [f"the thread {name}" for name in threads_left()]
 
     def _run(self, env: Any, actions: list[Any], limit_s: float = STEPS_S) -> tuple[list[bytes], dict[str, Any]]:
         """Reset and step the env; return its results, encoded and without infos, and the costs as medians."""

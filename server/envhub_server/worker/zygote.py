@@ -61,27 +61,25 @@ def warm_up() -> bool:
     """Execute once what a worker does, and leave no descriptor behind; returns whether that succeeded."""
     # Where it does not succeed, as in an interpreter without that env, workers start more slowly.
     remember_registry()
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    ends = socket.socketpair()
+    with ends[0], ends[1], warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a worker repeats those that matter
-        ends = socket.socketpair()
         for end in ends:
-            stack.callback(end.close)
             end.setblocking(False)  # while one end writes, the other is not read
         hub, channel = map(Channel, ends)
-        worker = Worker(channel, Host())
-        stack.callback(worker.close)
-        try:
-            _step_in(worker, hub, channel)
-        except Exception:
-            return False
+        with contextlib.closing(Worker(channel, Host())) as worker:
+            try:
+                _step_in(worker, hub)
+            except Exception:
+                return False
     return True
 
 
-def _step_in(worker: Worker, hub: Channel, channel: Channel) -> None:
+def _step_in(worker: Worker, hub: Channel) -> None:
 
     def tell(message: object, descriptors: Sequence[int] = ()) -> None:
         hub.send(message, descriptors)
-        for each in channel.receive() or ():
+        for each in worker.channel.receive() or ():
             worker.handle(each)
 
     tell(control.Build(0, [0], ENV, b"", b"", "", [], "NextStep", True, columns=True))
@@ -104,10 +102,10 @@ def _step_in(worker: Worker, hub: Channel, channel: Channel) -> None:
     tell(control.Serve())
     arena.put_message(messages.pack(messages.Reset([SEED], options=codec.encode({}))))
     arena.post(OP_RESET)
-    worker.serve_rows()
+    worker.stepper.serve_rows()
     for _ in range(STEPS):
         arena.post(OP_STEP)
-        worker.serve_rows()
+        worker.stepper.serve_rows()
     tell(control.CloseEnvs())
 
 
@@ -182,9 +180,7 @@ class Zygote:
                 count = min(FORKED_AT_ONCE, message.count - start)
                 self._fork([self._channel.take_descriptors(3) for _ in range(count)], self._become)
         elif isinstance(message, control.Guard):
-            self._guarded.update(message.pids)
-        elif isinstance(message, control.Reaped):
-            self._guarded.discard(message.pid)
+            self._guarded = {*self._guarded, *message.pids}.difference(message.ended)
         return not isinstance(message, control.Retire)
 
     def _fork(self, wanted: list[list[int]], become: Callable[[int, list[int]], None]) -> None:
@@ -197,14 +193,14 @@ class Zygote:
                 refuse(ends.pop(0), error)
         else:
             if not middle:
-                self._be_middle(wanted, partial(self._be_grown, become, drawn))
+                self._be_middle(wanted, become, drawn)
             with contextlib.suppress(ChildProcessError):  # a worker's env may ignore SIGCHLD, or wait for any child
                 os.waitpid(middle, 0)
         for ends in wanted:
             for end in ends:
                 os.close(end)
 
-    def _be_middle(self, wanted: list[list[int]], become: Callable[[int, list[int]], None]) -> None:
+    def _be_middle(self, wanted: list[list[int]], become: Callable[[int, list[int]], None], drawn: Any) -> None:
         try:
             parent = os.getpid()
             self._channel.close()
@@ -218,6 +214,8 @@ class Zygote:
                     if not grown:
                         for end in itertools.chain.from_iterable(wanted):
                             os.close(end)
+                        # Python has seeded it after each fork, as ``reseed`` does where nothing else has before.
+                        random.setstate(drawn)
                         become(parent, ends)
                 # The next workers must not inherit them: if another process holds a worker's end of the channel, the
                 # hub does not see that the worker has ended.
@@ -232,13 +230,10 @@ class Zygote:
             finally:
                 os._exit(1)
 
-    def _be_grown(self, become: Callable[[int, list[int]], None], drawn: Any, parent: int, ends: list[int]) -> None:
-        random.setstate(drawn)  # Python has seeded it after each fork, as ``reseed`` does where nothing else has before
-        become(parent, ends)
-
     def _become_worker(self, parent: int, ends: list[int]) -> None:
-        if not self._of_session:
-            yield_memory()
+        if not self._of_session:  # whose first worker has done so
+            write_no_core_file()  # unless an env allows one
+            set_oom_score(min(OOM_SCORE_MAX, oom_score() + OOM_SCORE))
         handle_job_signals()  # a zygote of a session lost its handlers when it was forked; ``Host`` has one of its own
         if self._host is not None:
             self._host.close()
@@ -276,14 +271,7 @@ class Zygote:
         worker.renew()
         raise Restored
 
-    def _join_hub(
-        self,
-        parent: int,
-        end: int,
-        name: str,
-        stacks: int = -1,
-        former: Channel | None = None,
-    ) -> Channel:
+    def _join_hub(self, parent: int, end: int, name: str, stacks: int = -1, former: Channel | None = None) -> Channel:
         """Become a child of the hub, in a process that ``parent`` forked before it ends; returns its channel.
 
         A copy of a worker has the ``former`` channel, over another connection.
@@ -316,12 +304,6 @@ def refuse(descriptor: int, error: OSError) -> None:
 
 def name_process(name: str) -> None:
     prctl(PR_SET_NAME, name.encode())
-
-
-def yield_memory() -> None:
-    """Let the kernel end this process first when memory is short, and write no core file unless an env allows one."""
-    write_no_core_file()
-    set_oom_score(min(OOM_SCORE_MAX, oom_score() + OOM_SCORE))
 
 
 def oom_score() -> int:

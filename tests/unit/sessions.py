@@ -169,7 +169,6 @@ def validate_slot(state: SessionMachine, slot: Slot) -> None:
     if state.phase in SERVING:
         assert (slot.loss is None) == (slot.serving is not None)
         assert process is not None or slot.restart_at_s < math.inf
-        assert not slot.waiting
 
 
 def restarts(restarts_max: int = 5) -> Restarts:

@@ -27,7 +27,7 @@ from envhub_server.processes.worker_handle import ExitCause, WorkerMessage
 from envhub_server.session import state
 from envhub_server.session.building import WorkerCount, crowded_text
 from envhub_server.session.launcher import Machine, WorkerRules
-from envhub_server.session.slots import Late, Progress
+from envhub_server.session.slots import Late, Progress, Stage
 from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -276,7 +276,7 @@ def learned(session: Session) -> bool:
     """Whether later sessions share imports, once all of those that are still to be made are made."""
     for message in (built(), Mapped()):
         for worker, slot in enumerate(session.slots):
-            if slot.waiting:
+            if slot.stage in (Stage.BUILDING, Stage.MAPPING):
                 instructions = session.worker_sent(worker, message)
     return only(Learn, instructions).shares_imports
 

@@ -197,14 +197,9 @@ class EnvBuilding:
         self._launcher, self._sizing, self._info_bytes = launcher, sizing, info_bytes
         self._effects = launcher.effects
 
-    def _wait_for_all(self) -> None:
-        for slot in self._slots:
-            slot.waiting = True
-
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def on_session_made(self, now_s: float) -> None:
-        self._wait_for_all()
         count = len(self._slots)
         if self._launcher.has_zygote is None:
             count = 1  # the others start once it has imported what they are to have
@@ -220,7 +215,6 @@ class EnvBuilding:
         if len(begun) < len(self._slots):
             return
         self._sizing.decide()
-        self._wait_for_all()
         for each in begun:
             each.stage = Stage.BUILDING
         self._launcher.start_missing(now_s)
@@ -241,9 +235,8 @@ class EnvBuilding:
         why = "not all of its envs are known to share one well"
         begun = [each.process for each in self._slots if each.process is not None]
         self._sizing.separate(why)
-        self._wait_for_all()
         for process in begun:
-            process.rebuild = True
+            process.made, process.rebuild = None, True
         # Event: Not all envs of a process are known to share one well: each env gets its own.
         self._effects.warn("envs_separated", {"worker": slot.index, "why": why})
         for process in begun:
@@ -256,9 +249,8 @@ class EnvBuilding:
         if self._sizing.separable(slot) and not fits:
             self._separate(slot, now_s)
             return None
-        process.made, slot.waiting = built, False
-        process.stage, process.built = Stage.BUILT, len(slot.rows)
-        return self._make_arena() if not self._slots.waiting else None
+        process.made, process.stage, process.built = built, Stage.BUILT, len(slot.rows)
+        return self._make_arena() if len(self._made) == len(self._slots) else None
 
     def _make_arena(self) -> Failure | None:
         launcher, made = self._launcher, self._made
@@ -281,7 +273,6 @@ class EnvBuilding:
             layout = launcher.arena.layout()
         except ValueError as error:
             return Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
-        self._wait_for_all()
         self._effects.make_arena(layout, first.has_object_leaves, self._recipe.settings.vector)
         for process in [slot.process for slot in self._slots if slot.process is not None]:
             launcher.map(process)
@@ -296,10 +287,9 @@ class EnvBuilding:
 
     def on_mapped(self, process: Process, now_s: float) -> messages.Made | None:
         """Note that a process has mapped the arena; return the description of the session once all have."""
-        slot = self._slots[process.slot_index]
-        self._launcher.restarts.serves(slot.index, now_s)
-        slot.waiting, process.stage = False, Stage.MAPPED
-        return self._describe() if not self._slots.waiting else None
+        self._launcher.restarts.serves(process.slot_index, now_s)
+        process.stage = Stage.MAPPED
+        return self._describe() if all(slot.stage is Stage.MAPPED for slot in self._slots) else None
 
     def _describe(self) -> messages.Made:
         made, arena = self._made, self._launcher.arena
@@ -341,7 +331,6 @@ class EnvBuilding:
         if building and (process.rebuild or unshared):
             if unshared:
                 launcher.has_zygote, launcher.rules = False, replace(launcher.rules, shares_imports=False)
-            slot.waiting = True
             launcher.start([slot], now_s)
             return None
         hides = launcher.rules.hide_folders

@@ -163,7 +163,6 @@ class Slot:
     loss: WorkerLoss | None = None
     restart_at_s: float = math.inf  # the time at which its next process is started
     boot_failure: Failure | None = None  # the reason why its last process could not make the envs
-    waiting: bool = False  # True while the session is made, if its process has not built its envs, or mapped the arena
     finish_at_s: float = math.inf  # the time until which steps wait for its next process
     serves_since_s: float = math.inf  # the time at which its process began to serve
     recycled: int = 0  # the number of its processes that were recycled
@@ -210,10 +209,6 @@ class SlotTable:
                 self._slots[index].rows = rows
             else:
                 self._slots.append(Slot(index, rows))
-
-    @property
-    def waiting(self) -> bool:
-        return any(slot.waiting for slot in self._slots)
 
     # --- processes ----------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from typing import Any
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, Closing, Mapped
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
-from envhub_server.session.building import WorkerCount
-from envhub_server.session.launcher import Machine, Restarts, WorkerRules
+from envhub_server.session.launcher import Machine, Restarts, WorkerCount, WorkerRules
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
 from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase

@@ -25,8 +25,8 @@ from envhub_server.ipc.control import (
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerMessage
 from envhub_server.session import state
-from envhub_server.session.building import WorkerCount, crowded_text
-from envhub_server.session.launcher import Machine, WorkerRules
+from envhub_server.session.building import crowded_text
+from envhub_server.session.launcher import Machine, WorkerCount, WorkerRules
 from envhub_server.session.slots import Late, Progress, Stage
 from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
 from hypothesis import given, settings

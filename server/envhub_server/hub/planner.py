@@ -16,8 +16,8 @@ from envhub_server.catalog.admission import admitted, hosting_of_session
 from envhub_server.catalog.registry import Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.network.connections import OWN_USER, Holder
-from envhub_server.session.building import WorkerCount, chosen_count, count_in_advance, first_workers, lacking, separate
-from envhub_server.session.launcher import Machine, WorkerRules
+from envhub_server.session.building import chosen_count, count_in_advance, first_workers, lacking, separate
+from envhub_server.session.launcher import Machine, WorkerCount, WorkerRules
 
 
 @dataclass(frozen=True)

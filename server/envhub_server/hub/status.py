@@ -120,7 +120,7 @@ class SessionTable:
             "replays": [*life.replays],
             "snapshots": len(runtime.snapshots),
             "snapshots_bytes": state.snapshots.nbytes,
-            "sizing": "" if state.sizing.count is None else state.sizing.count.reason,
+            "sizing": "" if state.launcher.count is None else state.launcher.count.reason,
         }
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from envhub.arena.spin import spin_us
 from envhub.protocol import messages
@@ -32,7 +32,7 @@ from envhub.values.leaf import ANYTHING, OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.control import FirstBuilt
 from envhub_server.processes.worker_handle import WorkerExited
-from envhub_server.session.launcher import Launcher, Machine
+from envhub_server.session.launcher import Launcher, Machine, WorkerCount
 from envhub_server.session.slots import KilledFor, Late, Process, Slot, Stage
 from envhub_server.session.supervision import exit_failure, unready_failure
 
@@ -45,16 +45,6 @@ CHEAP = frozenset(
 )
 CHEAP_ROWS = 8  # of a worker, from which on one more worker is worth the driver's own CPU
 SHARE = 0.5  # of the available memory, descriptors and processes, for a session without a chosen number of workers
-
-
-@dataclass(frozen=True)
-class WorkerCount:
-    """A number of workers, and the reason for it."""
-
-    workers: int  # the number
-    reason: str  # the reason for the number, for people
-    chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
-    crowded: bool = False  # True if envs share processes only because there is no room for more
 
 
 def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
@@ -126,7 +116,7 @@ class WorkerSizing:
         """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
         self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
         self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
-        self.count = count  # the number and the reason for it; None until it is decided
+        launcher.count = count
         self.worker_spin_us = self.driver_spin_us = 0  # for which each worker, and the driver, spins before it parks
         self._shared_notified = False
         first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
@@ -144,7 +134,8 @@ class WorkerSizing:
 
     def workers_max(self, making: bool) -> int:
         """The number of workers; until the envs are made, the largest possible number."""
-        grows = self.count is None or (making and not self.count.chosen)
+        count = self._launcher.count
+        grows = count is None or (making and not count.chosen)
         later = min(self._make.num_envs, self._machine.workers_max) if grows else 0
         return max(len(self._slots), later)
 
@@ -160,19 +151,20 @@ class WorkerSizing:
         self._decided(separate(self._make.num_envs, why))
 
     def _decided(self, count: WorkerCount) -> None:
-        self.count, self._launcher.decided = count, True
+        self._launcher.count = count
         self._resize(count.workers)
 
     def separable(self, slot: Slot) -> bool:
         """True if the process of this slot must make more than one env, and no user asked for that."""
-        decided = self.count is None or self.count.chosen or self.count.crowded or self._recipe.settings.vector
+        count = self._launcher.count
+        decided = count is None or count.chosen or count.crowded or self._recipe.settings.vector
         enough = self._make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
         return not decided and len(slot.rows) > 1 and enough
 
     # --- what others learn --------------------------------------------------------------------------------------------
 
     def notify_if_crowded(self) -> None:
-        if self.count is not None and self.count.crowded:
+        if self._launcher.count is not None and self._launcher.count.crowded:
             # Event: There is no room for a process per env: envs share processes.
             self._effects.notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))
 
@@ -208,7 +200,7 @@ class EnvBuilding:
 
     def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> None:
         """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
-        if self._sizing.count is not None:
+        if self._launcher.count is not None:
             return
         process.first, process.built, process.stage = built, 1, Stage.BUILT
         begun = [slot.process for slot in self._slots if slot.process is not None and slot.process.first is not None]
@@ -308,7 +300,7 @@ class EnvBuilding:
             metadata=first.metadata,
             render_mode=first.render_mode,
             spec=first.spec,
-            sizing="" if self._sizing.count is None else self._sizing.count.reason,
+            sizing="" if self._launcher.count is None else self._launcher.count.reason,
             vector=self._recipe.settings.vector,
             window=max(WINDOW_MIN, min(WINDOW, REPLIES_BYTES_MAX // max(1, batch_bytes))),
         )

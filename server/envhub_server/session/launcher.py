@@ -116,6 +116,16 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class WorkerCount:
+    """A number of workers, and the reason for it."""
+
+    workers: int  # the number
+    reason: str  # the reason for the number, for people
+    chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
+    crowded: bool = False  # True if envs share processes only because there is no room for more
+
+
+@dataclass(frozen=True)
 class WorkerRules:
     """Settings of every worker of a session."""
 
@@ -156,22 +166,15 @@ class Launcher:
     """Starts the processes of a session. The objects that have processes made or replaced read what it was given."""
 
     def __init__(
-        self,
-        make: Make,
-        recipe: Recipe,
-        rules: WorkerRules,
-        machine: Machine,
-        slots: SlotTable,
-        deadlines: Deadlines,
-        restarts: Restarts,
-        effects: Effects,
-        decided: bool,
+        self, make: Make, recipe: Recipe, rules: WorkerRules, machine: Machine, restarts: Restarts, effects: Effects
     ) -> None:
+        # The client's MAKE, and the recipe with the operator's settings.
         self.make, self.recipe, self.machine = make, recipe, machine
-        self.slots, self.deadlines, self.restarts, self.effects = slots, deadlines, restarts, effects
+        self.slots, self.deadlines = SlotTable(make.num_envs, make.faults), Deadlines()
+        self.restarts, self.effects = restarts, effects
         self._spares = 0  # that were started
         self.rules = rules  # the settings of all of its workers
-        self.decided = decided  # True if the number of workers is decided
+        self.count: WorkerCount | None = None  # the number of workers and the reason for it; None until it is decided
         self.arena: control.MapArena | None = None  # the order to map the arena; None until all envs are made
         # True if the session has a zygote, which forks its other processes; None until its first worker decides that.
         has_setup = bool(self._setups or make.worker_setup_code)
@@ -224,7 +227,7 @@ class Launcher:
     def order(self, slot: Slot) -> control.Build:
         """The order to make the envs of this slot; only the first env if the number of workers is not decided."""
         make, recipe, rules = self.make, self.recipe, self.rules
-        workers = len(self.slots) if self.decided else 1
+        workers = 1 if self.count is None else len(self.slots)
         return control.Build(
             worker=slot.index,
             rows=list(slot.rows),
@@ -242,7 +245,7 @@ class Launcher:
             wrapper_kwargs=make.wrapper_kwargs,
             allow_pickle=make.program_environment is not None and not recipe.settings.python,
             columns=make.columns,
-            first_only=not self.decided,
+            first_only=self.count is None,
             says_imported=self.has_zygote is None,
             cpu=self._cpu(slot),
             on_exception=make.faults.on_exception,
@@ -288,8 +291,8 @@ class Launcher:
             **mesa,
             "ENVHUB_SESSION": self.rules.session,
             "ENVHUB_WORKER_INDEX": str(slot.index),
-            "ENVHUB_NUM_WORKERS": str(len(self.slots)) if self.decided else "",
-            "ENVHUB_ENV_INDICES": indices if self.decided else "",
+            "ENVHUB_NUM_WORKERS": "" if self.count is None else str(len(self.slots)),
+            "ENVHUB_ENV_INDICES": "" if self.count is None else indices,
         }
         if gpus := self.rules.hosting.gpus:
             environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[slot.index % len(gpus)])))

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from envhub.arena.layout import are_whole_workers, whole_workers_text
-from envhub.protocol.messages import Failure, Make, Reset, Send, SetAttr, Templates
+from envhub.protocol.messages import Failure, Reset, Send, SetAttr, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
-from envhub_server.session.effects import Effects, RowBlobs
+from envhub_server.session.effects import RowBlobs
+from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import Slot, SlotTable
 
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
@@ -23,8 +24,9 @@ def refusal(text: str) -> Failure:
 class Requests:
     """The requests of one session, one at a time, and what the next process of a slot is told again."""
 
-    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, effects: Effects) -> None:
-        self._make, self._is_vector, self._slots, self._effects = make, is_vector, slots, effects
+    def __init__(self, launcher: Launcher) -> None:
+        self._make, self._effects = launcher.make, launcher.effects
+        self._is_vector = launcher.recipe.settings.vector
         self.pending_reply = True  # True if a request waits for its answer; the first request is MAKE
         self.failure: Failure | None = None  # the failure of the pending request, or of the session
         self.attributes = SetAttributes()  # the attributes that were set on the envs
@@ -142,8 +144,9 @@ WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered whi
 class PartialBatches:
     """The rows of partial batches, and the requests that wait for their results, which are answered in their order."""
 
-    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos, effects: Effects) -> None:
-        self._make, self._is_vector, self._slots, self._infos, self._effects = make, is_vector, slots, infos, effects
+    def __init__(self, launcher: Launcher, infos: RowInfos) -> None:
+        self._make, self._slots, self._effects = launcher.make, launcher.slots, launcher.effects
+        self._is_vector, self._infos = launcher.recipe.settings.vector, infos
         self.rows_out = 0  # how many rows were posted and not received
         self.waiting = 0  # how many requests wait
         self._min_envs = 0  # how many rows the next reply is to have, by the last of them

@@ -18,12 +18,12 @@ from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Failure, Make
 from envhub_server.catalog.registry import Recipe
-from envhub_server.session.building import EnvBuilding, WorkerCount, WorkerSizing
+from envhub_server.session.building import EnvBuilding, WorkerSizing
 from envhub_server.session.effects import Effects, RowBlobs
-from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerRules
+from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerCount, WorkerRules
 from envhub_server.session.replacement import Recycling, Replacement, Spares
 from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
-from envhub_server.session.slots import Deadlines, SlotTable, Stage
+from envhub_server.session.slots import Stage
 from envhub_server.session.snapshots import Snapshots
 from envhub_server.session.supervision import EnvClosing, Supervision
 
@@ -148,30 +148,25 @@ class SessionState:
         rules: WorkerRules = NO_RULES,
     ) -> None:
         """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
-        is_vector, memory_max = recipe.settings.vector, rules.hosting.memory_max or 0
-        self.effects = effects
-        self.make, self.recipe = make, recipe  # the client's MAKE, and the recipe with the operator's settings
+        self.effects, self.make = effects, make
         self.phase = Phase.BUILDING
         self.shutdown = SHUTTING_DOWN  # the failure of requests once the hub shuts down
         self.abandoned: Failure | None = None  # why the session is ended without a CLOSE
         self.made: messages.Made | None = None  # the description for the client, once the session is made
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)  # the names of the last methods that were called
-        self.deadlines = deadlines = Deadlines()
-        self.slots = slots = SlotTable(make.num_envs, make.faults)
-        decided = count is not None
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, restarts, effects, decided)
+        self.launcher = launcher = Launcher(make, recipe, rules, machine, restarts, effects)
+        self.slots, self.deadlines = launcher.slots, launcher.deadlines
         self.sizing = WorkerSizing(launcher, count)
         self.building = EnvBuilding(launcher, self.sizing, info_bytes)
-        self.requests = Requests(make, is_vector, slots, effects)
-        self.infos = RowInfos(slots)
-        self.partial_batches = PartialBatches(make, is_vector, slots, self.infos, effects)
+        self.requests = Requests(launcher)
+        self.infos = RowInfos(launcher.slots)
+        self.partial_batches = PartialBatches(launcher, self.infos)
         self.ownership = Ownership()
-        self.supervision = Supervision(make.faults, memory_max, slots, deadlines, effects)
-        self.closing = closing = EnvClosing(make, slots, deadlines, effects)
+        self.supervision = Supervision(launcher)
+        self.closing = closing = EnvClosing(launcher)
         spares = Spares(launcher)
         self.replacement = Replacement(launcher, self.requests, spares, Recycling(launcher, spares), closing)
         self.snapshots = Snapshots(launcher, self.replacement, closing)
-        self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
     # --- what others see ----------------------------------------------------------------------------------------------
@@ -187,7 +182,7 @@ class SessionState:
 
     @property
     def restarts(self) -> int:
-        return sum(self._restarts.count(slot.index) for slot in self.slots)
+        return sum(self.launcher.restarts.count(slot.index) for slot in self.slots)
 
     @property
     def making(self) -> bool:

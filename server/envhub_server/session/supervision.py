@@ -14,17 +14,15 @@ from envhub.errors import hide_folders_in, raised_text, shortened
 from envhub.protocol.messages import Failure, Faults, Make
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import ExitCause
-from envhub_server.session.effects import Effects
+from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import (
     SAMPLE_S,
-    Deadlines,
     KilledFor,
     Late,
     Ordered,
     Overrun,
     Process,
     Progress,
-    SlotTable,
     Stage,
     WorkerLoss,
 )
@@ -40,12 +38,9 @@ STACKS_S = 2.0  # for a process on a busy machine to write its stacks before it 
 class Supervision:
     """Judges the samples of the processes of one session."""
 
-    def __init__(
-        self, faults: Faults, memory_bytes_max: int, slots: SlotTable, deadlines: Deadlines, effects: Effects
-    ) -> None:
-        """End processes with more bytes of memory than the limit; 0 for no limit."""
-        self._faults, self._memory_bytes_max = faults, memory_bytes_max
-        self._slots, self._deadlines, self._effects = slots, deadlines, effects
+    def __init__(self, launcher: Launcher) -> None:
+        self._faults, self._memory_bytes_max = launcher.make.faults, launcher.rules.hosting.memory_max
+        self._slots, self._deadlines, self._effects = launcher.slots, launcher.deadlines, launcher.effects
         self._planned_s = SAMPLE_S  # the interval before the next sample
         self._idle_samples = 0
 
@@ -127,8 +122,9 @@ class EnvClosing:
     Each is asked to, has ``close_timeout`` for each env, and is killed then.
     """
 
-    def __init__(self, make: Make, slots: SlotTable, deadlines: Deadlines, effects: Effects) -> None:
-        self._make, self._slots, self._deadlines, self._effects = make, slots, deadlines, effects
+    def __init__(self, launcher: Launcher) -> None:
+        self._make, self._slots = launcher.make, launcher.slots
+        self._deadlines, self._effects = launcher.deadlines, launcher.effects
         self._at_work_until_s = self._look_at_s = self._tell_at_s = math.inf
         self._cut: dict[str, list[int]] = {}  # rows that are not told yet, by the reason
 

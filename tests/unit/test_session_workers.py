@@ -708,7 +708,7 @@ def recorded(**make: Any) -> Session:
 def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_never_did() -> None:
     session = recorded()
     ended = session.exited(0, now_s=100.0)
-    kept = only(KeepReplay, ended).order
+    kept = only(KeepReplay, ended)
     assert (kept.slot, kept.process, kept.row, kept.trace) == (0, 0, None, b"")
     assert only(TakeRows, ended).loss.failure.replay == kept.failure.replay == "kept-worker0-1"
     session.elapsed(100.2)
@@ -725,7 +725,7 @@ def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
     if not trace:
         assert found == []
         return
-    kept = only(KeepReplay, found).order
+    kept = only(KeepReplay, found)
     assert (kept.row, kept.trace) == (2, trace)
     told = kept.failure
     assert (told.cause, told.message, told.exception, told.traceback) == (

@@ -351,9 +351,8 @@ class HubRequests:
         count, machine = planned.count, planned.machine
         runtime.state = SessionMachine(runtime, make, planned.recipe, count, INFO_BYTES, machine, restarts, rules)
         if (replays := self._kept) is not None:
-            faults, is_vector = make.faults, planned.recipe.settings.vector
-            bytes_max = self.config.trace_bytes_max
-            runtime.replays = ReplayKeeper(replays, runtime.interpreter, faults, is_vector, bytes_max)
+            is_vector, bytes_max = planned.recipe.settings.vector, self.config.trace_bytes_max
+            runtime.replays = ReplayKeeper(replays, runtime.interpreter, is_vector, bytes_max)
         return runtime
 
     # --- reports ----

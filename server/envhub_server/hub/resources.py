@@ -122,7 +122,6 @@ class SessionResources:
         self.token, self.name = token, token[:NAME_BYTES].hex()  # a takeover changes the token, and not the name
         self.former_tokens: deque[bytes] = deque(maxlen=FORMER_TOKENS_MAX)  # of clients that it was taken over from
         self.life = Biography(services.clock.now_s())
-        self.make, self.recipe = make, recipe
         self.state: SessionMachine  # refers to this; deleted with the session, so that all of it goes at once
         # The name of its client, empty for the hub's user, and the budget of that client's shared memory.
         self.owner, self.budget = owner, budget

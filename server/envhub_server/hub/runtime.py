@@ -28,7 +28,7 @@ from envhub.arena.memory import (
     OP_STEP,
     Arena,
 )
-from envhub.env_failure import reseeded
+from envhub.env_failure import EnvFailure, reseeded
 from envhub.errors import hide_folders_in, shortened
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
@@ -48,7 +48,6 @@ from envhub_server.processes.worker_handle import (
     WorkerMessage,
     WorkerStarted,
 )
-from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import Late, WorkerLoss
 from envhub_server.session.state import Driver
@@ -388,10 +387,13 @@ class SessionRuntime(SessionResources):
         for descriptor in given.values():
             os.close(descriptor)
 
-    def keep_replay(self, order: ReplayOrder) -> None:
+    def keep_replay(
+        self, slot: int, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
+    ) -> None:
         if self.replays is not None and self.memory is not None:
-            self.life.replays.append(order.failure.replay)
-            self.replays.env_failed(order, self.state.slots[order.slot].rows, self.memory)
+            self.life.replays.append(failure.replay)
+            row = self.memory.progress(slot).row if row is None else row
+            self.replays.env_failed(self.state.launcher, self.state.slots[slot], process, failure, row, trace)
 
     def hand_over(self, slot: int, process: int, message: control.Serve, replaced: int) -> None:
         memory, lost_rows = self.memory, self.lost_rows

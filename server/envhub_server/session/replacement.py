@@ -11,7 +11,6 @@ from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.processes.worker_handle import WorkerExited
-from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.requests import Requests
 from envhub_server.session.slots import KilledFor, Ordered, Process, Slot, Stage, WorkerLoss
@@ -180,7 +179,7 @@ class Replacement:
             failure = replace(failure, replay=f"{rules.replays}-worker{slot.index}-{count}")
         env_failure = env_failure_of(failure, exited.cause, why, count - 1)
         if env_failure.replay:
-            self._keep_replay(slot, number, env_failure)
+            self._effects.keep_replay(slot.index, number, env_failure)
         if delay_s is None:
             return exhausted_failure(failure, self._restarts.count_text(slot.index))
         slot.restart_at_s = now_s + delay_s
@@ -206,17 +205,8 @@ class Replacement:
         if not (trace and prefix and row in slot.rows and slot.process is not None):
             return ""
         named = replace(failure, replay=name_of_raised(prefix, row or 0, request))
-        self._keep_replay(slot, slot.process.number, named, row, trace)
+        self._effects.keep_replay(slot.index, slot.process.number, named, row, trace)
         return named.replay
-
-    def _keep_replay(
-        self, slot: Slot, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
-    ) -> None:
-        launcher = self._launcher
-        assert launcher.arena is not None
-        order, memory_max = launcher.order(slot), launcher.rules.hosting.memory_max
-        kept = ReplayOrder(slot.index, process, row, trace, failure, order, launcher.arena, memory_max)
-        self._effects.keep_replay(kept)
 
     def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
         if slot.loss is not None:

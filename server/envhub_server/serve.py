@@ -234,6 +234,6 @@ def serve(
         hub = Hub(reached(config), None, listed, manager, lambda: reached(checked(reread())))
         with hub.opened():
             if web is not None:
-                web.start(next(each for each in hub.addresses if each.startswith("ipc:")), *hub.process_owner)
+                web.start(next(each for each in hub.addresses if each.startswith("ipc:")), hub.supervisor)
             ready(hub, "" if web is None else web.url)
             hub.run()

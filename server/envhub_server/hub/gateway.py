@@ -87,14 +87,9 @@ class Gateway:
         if listener.proxied:
             for listening in listener.proxied:
                 self._guard.listens(listening.fileno())
-            self._access.proxy = ProxyHandle(
-                self._children,
-                self._loop,
-                self._access.handshake_ended,
-                self._access.encrypted,
-                self._unread_bytes_max,
-            )
-            self._access.proxy.start(listener.proxied, listener.bind_unnamed())
+            access = self._access
+            access.proxy = ProxyHandle(self._children, access.handshake_ended, access.encrypted, self._unread_bytes_max)
+            access.proxy.start(listener.proxied, listener.bind_unnamed())
         for text in binds:
             if not is_ipc[text]:
                 self._access.prove(bound[text])

@@ -112,7 +112,7 @@ class Hub:
         self._iteration_ended_s = 0.0  # when the last iteration had handled its events
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
-        self._supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
+        self.supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
         self._has_terminal = os.isatty(0)
         self._make_spinners()
         self._make_network()
@@ -137,7 +137,7 @@ class Hub:
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
         self._gateway = Gateway(
-            router, access, self._supervisor, directory, self._unread, loop, protocol, unfinished_bytes_max
+            router, access, self.supervisor, directory, self._unread, loop, protocol, unfinished_bytes_max
         )
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
@@ -145,7 +145,7 @@ class Hub:
         self._compression = BackgroundThread(self._poller, "envhub-compression")
         services = Services(
             poller=self._poller,
-            supervisor=self._supervisor,
+            supervisor=self.supervisor,
             protocol=protocol,
             clock=self._clock,
             events=self._events,
@@ -162,7 +162,7 @@ class Hub:
         # Tickets and connections of clients that the side socket has accepted.
         self._admitted: deque[tuple[bytes, socket.socket]] = deque()
         self._side_socket = SideSocket(self._poller, self._admitted)
-        offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
+        offers = self._offers = Offers(config, self.supervisor, protocol, self._loop, on_listed)
         self._requests = HubRequests(
             config, services, access, directory, self._gateway, offers, self._replays, self._side_socket, self._loop
         )
@@ -185,7 +185,7 @@ class Hub:
         """
         with (
             contextlib.closing(self._poller),
-            loop.handled(self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None),
+            loop.handled(self._poller, self._on_signal, self.supervisor.reap_orphans, self.config.program is None),
         ):
             try:
                 self._open()
@@ -213,7 +213,7 @@ class Hub:
 
     def _close(self) -> None:
         self._abandon_all()
-        self._supervisor.close()
+        self.supervisor.close()
         self._compression.close()
         if self._replays is not None:
             self._replays.close()
@@ -384,11 +384,6 @@ class Hub:
         self._offers.report()
 
     # --- what the operator sees and does ------------------------------------------------------------------------------
-
-    @property
-    def process_owner(self) -> tuple[Loop, Supervisor]:
-        """The loop that waits for processes, and who must know of those that are no workers."""
-        return self._loop, self._supervisor
 
     def example(self) -> str:
         return self._offers.listing.example()

@@ -198,12 +198,12 @@ class HubRequests:
 
     def fail(self, request: Incoming, failure: Failure) -> None:
         """Answer with a failure, which is logged if it concerns a session or an env."""
+        if (runtime := self._directory.by_token.get(request.token)) is not None:
+            runtime.fail_request(request, failure)
+            return
         if failure.scope in ("env", "session"):
-            # A token of no session is any that the client chooses, and would have a line each.
-            runtime = self._directory.by_token.get(request.token)
-            session = {} if runtime is None else {"session": runtime.name}
-            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
-            log.warning("request_failed", once_per=("session", "code"), **session, **logged(failure))
+            # Without the token, which is any that the client chooses, and would have a line each.
+            log.warning("request_failed", once_per=("session", "code"), **logged(failure))
         self._protocol.fail(request, failure)
 
     def _handle(self, request: Incoming, holder: Holder) -> None:

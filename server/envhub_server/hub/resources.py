@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import socket
@@ -393,25 +394,21 @@ class SessionResources:
         """
         assert self.memory is not None and self._compressors is not None
         compressors, own = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
-        thread = self.services.compression
-        if sum(memoryview(frame).nbytes for frame in frames[own]) <= INLINE_BYTES_MAX:
-            frames[own] = compressors.compress(frames[own])
-            return False
-        reply = Compression(request, message, frames)
+        if sum(memoryview(frame).nbytes for frame in frames[own]) > INLINE_BYTES_MAX:
+            reply = Compression(request, message, frames)
 
-        def work() -> None:
-            try:
-                frames[own] = compressors.compress(frames[own])
-            except Exception as error:
-                reply.error = error
+            def work() -> None:
+                try:
+                    frames[own] = compressors.compress(frames[own])
+                except Exception as error:
+                    reply.error = error
 
-        try:
-            thread.do(work, lambda: self.services.events.append((self.number, COMPRESSED)))
-        except RuntimeError:  # no thread is left
-            frames[own] = compressors.compress(frames[own])
-            return False
-        self.compressing = reply
-        return True
+            with contextlib.suppress(RuntimeError):  # no thread is left
+                self.services.compression.do(work, lambda: self.services.events.append((self.number, COMPRESSED)))
+                self.compressing = reply
+                return True
+        frames[own] = compressors.compress(frames[own])
+        return False
 
     def _send(self, request: Incoming, message: Any, frames: Frames) -> None:
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
@@ -431,6 +428,7 @@ class SessionResources:
         """Answer this request with a failure, which is logged if it concerns the session or an env."""
         assert request is not None
         if failure.scope in ("env", "session"):
+            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
             self.log.warning("request_failed", once_per=("session", "code"), **logged(failure))
         self.services.protocol.fail(request, failure)
 
@@ -442,9 +440,7 @@ class SessionResources:
         request = attaching.request
         self.under_way, self.attaching = request, None  # its request is the one under way
         memory.arena.restore()
-        made = replace(made, ticket=self.ticket, steps=memory.arena.steps.tolist())
-        self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
-        self.services.protocol.answer(request, made, ())
+        self._send(request, replace(made, steps=memory.arena.steps.tolist()), [])
 
     def fail_attach(self, failure: Failure) -> None:
         if not self.delays(partial(self.refuse_attach, failure)):

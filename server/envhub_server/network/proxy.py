@@ -17,7 +17,6 @@ from envhub.process import blocked
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.address import environment
 from envhub_server.log import Logger
-from envhub_server.loop import Loop
 from envhub_server.network import connections, proxy_page
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 from envhub_server.processes.supervisor import Supervisor
@@ -39,13 +38,12 @@ class ProxyHandle:
     def __init__(
         self,
         children: Supervisor,
-        loop: Loop,
         on_ended_handshake: Callable[[EndedHandshake], None],
         curve: bool,
         bytes_max: int,
     ) -> None:
         """``children`` is told of the process; ``bytes_max``: that a client may have sent and the hub has not read."""
-        self._children, self._loop, self._on_ended_handshake = children, loop, on_ended_handshake
+        self._children, self._loop, self._on_ended_handshake = children, children.loop, on_ended_handshake
         self._options = str(int(curve)), str(FRAMES_SHARE * FRAMES_MAX), str(bytes_max)
         self._listeners: Sequence[socket.socket] = ()
         self._process: subprocess.Popen[bytes] | None = None

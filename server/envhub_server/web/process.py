@@ -27,7 +27,6 @@ from envhub.transport.socket_file import listening
 from envhub_server import log as hub_log
 from envhub_server.config import HubConfig
 from envhub_server.log import Logger, NonblockingWriter
-from envhub_server.loop import Loop
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.web.gate import ADMIN, VIEWER, WebAccess
 
@@ -93,13 +92,13 @@ class WebProcess:
             return config
         return replace(config, bind=(*config.bind, f"ipc://{address.runtime_folder()}/web-{self.port}.sock"))
 
-    def start(self, hub: str, loop: Loop, children: Supervisor) -> None:
+    def start(self, hub: str, children: Supervisor) -> None:
         """Start the process in this thread, which must not end before the hub; ``hub`` is the hub's ipc address."""
         config = self._config
         replays, films = (str(each.absolute()) if each else "" for each in (config.replays, config.web_films))
         settings = WebSettings(hub, config.name_of_hub, self._access, replays, films)
         self._settings = msgspec.json.encode(settings) + b"\n"
-        self._loop, self._children = loop, children
+        self._loop, self._children = children.loop, children
         self._start()
 
     def _start(self) -> None:

@@ -20,7 +20,7 @@ from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
 from envhub.protocol.messages import SESSION_OPS, Capacity, Failure, HeartbeatReply, Make, Op, Welcome
 from envhub.values import compression
 from envhub_server.catalog.listing import LOOK_S, Listing
-from envhub_server.catalog.registry import EnvSettings, Registry
+from envhub_server.catalog.registry import Registry
 from envhub_server.config import OFFERS, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.directory import ClientUsage, Directory
@@ -45,7 +45,7 @@ from envhub_server.replay import name_beginning
 from envhub_server.session.building import SHARE
 from envhub_server.session.launcher import Machine, Restarts
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.supervision import logged
+from envhub_server.session.supervision import logged, unready_failure
 
 HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 OBSERVATIONS_SHARE = 2  # bytes of copies of observations that a client has not read, in largest messages
@@ -118,20 +118,13 @@ class Offers:
 
     # --- readiness ----------------------------------------------------------------------------------------------------
 
-    def refusal(self, name: str, settings: EnvSettings, hides_folders: bool) -> Failure | None:
+    def refusal(self, make: Make, key: InterpreterKey, hides_folders: bool) -> Failure | None:
         """Refuse an env that is not ready, and try it again; None if it is ready, or may be again."""
-        if name in self.listing.unready:
-            self._try_again(settings.interpreter)
-        if why := self.listing.undrawn.get(settings.interpreter, ""):
-            self._try_again(settings.interpreter)
-            why = hide_folders_in(why) if hides_folders else why
-        if why:
-            return Failure("env_unready", "hub", f"{name!r} is not ready: {why}")
-        return None
-
-    def _try_again(self, key: InterpreterKey) -> None:
-        self.listing.try_again(key)
-        self._plan_look()
+        why = self.listing.undrawn.get(key, "")
+        if why or make.name in self.listing.unready:
+            self.listing.try_again(key)
+            self._plan_look()
+        return unready_failure(make, why, hides_folders) if why else None
 
 
 class HubRequests:
@@ -314,7 +307,7 @@ class HubRequests:
         admission = planner.admit(make, holder, self.config, offers.registry, names, usage, number)
         if isinstance(admission, Failure):
             return admission
-        if failure := offers.refusal(make.name, admission.recipe.settings, admission.hides_folders):
+        if failure := offers.refusal(make, admission.recipe.settings.interpreter, admission.hides_folders):
             return failure
         self._services.unread.release()
         name, replays = request.token[:NAME_BYTES].hex(), ""

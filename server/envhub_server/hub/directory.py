@@ -16,15 +16,13 @@ from envhub_server.hub.biography import CLOSED, KILLED, Ending
 from envhub_server.hub.planner import Usage
 from envhub_server.hub.resources import NAME_BYTES, Attaching
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
 from envhub_server.session.machine import SessionMachine
 
 MINUTE_S = 60.0
-
-log = Logger("envhub.hub")
 
 _KEY_REMOVED = Failure("session_lost", "session", "the key of its client was removed")
 _NOT_ATTACHABLE = "this hub has no such session to take over: its lease ran out, it was closed or taken over"

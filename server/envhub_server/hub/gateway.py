@@ -17,7 +17,7 @@ from envhub.protocol.prelude import Prelude
 from envhub.transport import address, sockets
 from envhub.transport.sockets import Router
 from envhub_server.hub.directory import Directory
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 from envhub_server.memory.session_memory import UNREAD_S, UnreadMemory
 from envhub_server.network import connections
@@ -33,8 +33,6 @@ STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a sessi
 
 _UNKNOWN = object()  # a peer of which no message was read
 _OF_EARLIER_HUB = "it is of the hub that was at this address before"
-
-log = Logger("envhub.hub")
 
 
 class Gateway:

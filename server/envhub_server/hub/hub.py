@@ -46,7 +46,7 @@ from envhub_server.hub.operations import AT_END, Answer, Order
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.log import Logger, set_level
+from envhub_server.log import log, set_level
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Loop, Ready
 from envhub_server.memory.session_memory import UnreadMemory
 from envhub_server.network import descriptor_guard
@@ -63,8 +63,6 @@ from envhub_server.systemd import ServiceManager
 UNFINISHED_SHARE = 1.5  # bytes of unfinished messages that a client may hold, in largest frames
 
 _STEPPING = (Phase.READY, Phase.MOVING)
-
-log = Logger("envhub.hub")
 
 
 class Service(enum.Enum):

@@ -32,7 +32,7 @@ from envhub_server.hub.resources import NAME_BYTES, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.status import SessionTable
 from envhub_server.ipc.factories_memory import held
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 from envhub_server.memory.session_memory import INFO_BYTES, ArenaBudget, UnreadObservations
 from envhub_server.network import descriptor_guard
@@ -49,7 +49,6 @@ from envhub_server.session.supervision import logged, unready_failure
 
 HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 OBSERVATIONS_SHARE = 2  # bytes of copies of observations that a client has not read, in largest messages
-log = Logger("envhub.hub")
 _NAME_IN_USE = Failure("refused", "request", "another session has the first 4 bytes of this token; choose another one")
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
 

@@ -24,7 +24,7 @@ from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.status import Row, SessionTable
 from envhub_server.ipc import control
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 from envhub_server.memory.session_memory import UnreadObservations
 from envhub_server.network.access import Access
@@ -43,8 +43,6 @@ LOOK_S = 0.02  # between two looks at what they have written
 DRAW_S = 5.0  # for an env to end its step and draw
 LOOKS_MAX = 4  # stacks and frames of one session at the same time
 NO_STACKS = f"it has written no stacks within {STACKS_S:g} s: it is stopped, waits for its disk, or has just begun"
-
-log = Logger("envhub.hub")
 
 
 class Order(NamedTuple):

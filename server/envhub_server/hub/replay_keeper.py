@@ -13,7 +13,7 @@ from envhub.protocol.messages import as_map
 from envhub.values.leaf import Leaf
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.replay_file import Replay, Trace, allocate, layout_of
-from envhub_server.log import Logger
+from envhub_server.log import Logger, log
 from envhub_server.loop import BackgroundThread, Poller
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.replay import bytes_in, keep
@@ -22,8 +22,6 @@ from envhub_server.session.slots import Slot
 
 WAITING_MAX = 16  # replays to be written
 CLOSE_S = 2.0  # for what waits to be written when the hub ends
-
-log = Logger("envhub.hub")
 
 
 class ReplayWriter:

@@ -22,7 +22,7 @@ from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import ForkedImports, Recipe
 from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending, SlowRequests, Subject
 from envhub_server.hub.replay_keeper import ReplayKeeper
-from envhub_server.log import Logger
+from envhub_server.log import Logger, log
 from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
 from envhub_server.memory.lost_rows import LostWorkerRows
 from envhub_server.memory.session_memory import (
@@ -48,8 +48,6 @@ NAME_BYTES = 4  # of a session's first token, which are its name
 FORMER_TOKENS_MAX = 8  # of a session, whose clients are told how it ended
 INLINE_BYTES_MAX = 1 << 20  # of observations that the loop compresses itself, in about a millisecond
 COMPRESSED = object()  # the event of the end of a compression
-
-_log = Logger("envhub.hub")
 
 
 class Attaching(NamedTuple):
@@ -215,7 +213,7 @@ class SessionResources:
 
     @property
     def log(self) -> Logger:
-        return _log.bind(session=self.name)
+        return log.bind(session=self.name)
 
     def abandon(self, ending: Ending, failure: Failure | None = None) -> None:
         """End the session at once, with this failure or one that says the reason to its client."""

@@ -20,7 +20,7 @@ from envhub_server.hub.biography import LOOK_S, TEXT_CHARS_MAX, UNTIMED, Costs, 
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import process_marks
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 from envhub_server.network.connections import Holder
 from envhub_server.session.slots import Process, Stage
@@ -31,7 +31,6 @@ KWARGS_BYTES_MAX = 4096  # of the arguments of an env that are shown
 NO_KWARGS = msgpack.packb({})
 
 Row = dict[str, Any]
-log = Logger("envhub.hub")
 
 
 class SessionTable:

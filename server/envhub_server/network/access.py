@@ -26,7 +26,7 @@ from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import HubKeys, key_of, text_of
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.network import connections
 from envhub_server.network.connections import (
     ANYBODY,
@@ -54,8 +54,6 @@ CHANGED = "its key was removed, or has another right"
 REFUSED_S = 1.0  # for a client that was refused to read why, and to go
 OTHERS_S = 1.0  # for libzmq to end the connections of other users, before they are a reason to refuse a client
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user, or it is the hub's proxy
-
-log = Logger("envhub.hub")
 
 Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, each with the reason
 

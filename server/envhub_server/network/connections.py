@@ -22,7 +22,7 @@ from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
 from envhub.protocol.prelude import BEATS_MAX
 from envhub.transport.socket_file import socket_owner, tcp_facts
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.network.proxy_page import FULL, FULL_BYTES, FULL_FRAMES, PARTIAL, PageEntry
 
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
@@ -286,8 +286,6 @@ CHECK_S = 0.3  # how often the kernel is asked
 # A monitor reports the descriptor of an ended connection, which another connection may have, and it reports
 # before the ROUTER itself knows. So the peers that used the descriptor are probed at once and again.
 SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
-
-log = Logger("envhub.hub")
 
 
 def silent_s(descriptor: int) -> float:

@@ -18,7 +18,7 @@ from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import TICKET_BYTES, Address, parse, side_path
 from envhub.transport.socket_file import listening
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard
 from envhub_server.network.connections import peer_of
@@ -27,8 +27,6 @@ from envhub_server.network.connections import peer_of
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
 PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of the hub's socket for it
-
-log = Logger("envhub.hub")
 
 
 class Listener:

@@ -16,7 +16,7 @@ from msgspec import msgpack
 from envhub.process import blocked
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.address import environment
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.network import connections, proxy_page
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 from envhub_server.processes.supervisor import Supervisor
@@ -28,8 +28,6 @@ ENDING_S = 0.5  # for a process that has closed its socket to end
 REPORT_BYTES_MAX = 256
 
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.network.proxy_process import main; "
-
-log = Logger("envhub.hub")
 
 
 class ProxyHandle:

@@ -26,7 +26,7 @@ from envhub.transport import address
 from envhub.transport.socket_file import listening
 from envhub_server import log as hub_log
 from envhub_server.config import HubConfig
-from envhub_server.log import Logger, NonblockingWriter
+from envhub_server.log import NonblockingWriter, log
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.web.gate import ADMIN, VIEWER, WebAccess
 
@@ -40,8 +40,6 @@ PIPE_BYTES = 1 << 20
 OUTPUT_BYTES_MAX = 4096  # in one event
 
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.web.page import main; main(sys.argv[1:])"
-
-log = Logger("envhub.hub")
 
 
 class WebSettings(msgspec.Struct, frozen=True):

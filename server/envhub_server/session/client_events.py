@@ -77,8 +77,7 @@ class ClientEvents(SessionState):
 
     # --- whole batches ------------------------------------------------------------------------------------------------
 
-    @handles(Step)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
+    @handles(Step, Phase.READY, then=(Phase.MOVING,))
     def on_step(self, now_s: float, _: Step, quiescent: bool) -> None:
         # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
         # A draining hub closes a session without a pending request.
@@ -96,8 +95,7 @@ class ClientEvents(SessionState):
             self.phase = Phase.MOVING
         self.effects.post_step()
 
-    @handles(Reset)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
+    @handles(Reset, Phase.READY, then=(Phase.MOVING,))
     def on_reset(self, now_s: float, reset: Reset, quiescent: bool) -> None:
         self._post(now_s, self.requests.reset_problem(reset), quiescent)
 
@@ -133,8 +131,7 @@ class ClientEvents(SessionState):
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
-    @handles(Send)
-    @allowed_in(Phase.READY)
+    @handles(Send, Phase.READY)
     def on_send(self, now_s: float, send: Send, quiescent: bool) -> None:
         """Post a partial batch."""
         problem = self.problem(quiescent, partial=True) or self.partial_batches.problem(send)
@@ -151,8 +148,7 @@ class ClientEvents(SessionState):
         else:
             self.answer(DONE)
 
-    @handles(Receive)
-    @allowed_in(Phase.READY)
+    @handles(Receive, Phase.READY)
     def on_receive(self, now_s: float, receive: Receive, quiescent: bool) -> None:
         if self.partial_batches.rows_out:
             self._wait_for_part(receive.min_envs)
@@ -192,34 +188,29 @@ class ClientEvents(SessionState):
 
     # --- other requests -----------------------------------------------------------------------------------------------
 
-    @handles(Call)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
+    @handles(Call, Phase.READY, then=(Phase.MOVING,))
     def on_call(self, now_s: float, call: Call, quiescent: bool) -> None:
         # The name of a class is only compared.
         forbidden = None if call.question == "wrapped" else self.requests.forbidden(call.name)
         self._post(now_s, forbidden or self.requests.rows_problem(call.rows), quiescent)
 
-    @handles(SetAttr)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
+    @handles(SetAttr, Phase.READY, then=(Phase.MOVING,))
     def on_set_attr(self, now_s: float, message: SetAttr, quiescent: bool) -> None:
         requests = self.requests
         problem = requests.forbidden(message.name) or requests.assignment_problem(message)
         self._post(now_s, problem or requests.rows_problem(message.rows), quiescent)
 
-    @handles(Collect)
-    @allowed_in(Phase.READY)
+    @handles(Collect, Phase.READY)
     def on_collect(self, now_s: float, collect: Collect, quiescent: bool) -> None:
         """Answer with the kept infos or the failure of these rows."""
         self.quiescent = quiescent  # a client that drives asks so why it may not begin a step of a draining hub
         self.answer_rows(self.infos.collect(collect.rows))
 
-    @handles(messages.TemplatesRequest)
-    @allowed_in(Phase.READY)
+    @handles(messages.TemplatesRequest, Phase.READY)
     def on_templates(self, now_s: float, request: messages.TemplatesRequest, quiescent: bool) -> None:
         self.answer(self.infos.templates(request.numbers))
 
-    @handles(SnapshotRequest)
-    @allowed_in(Phase.READY)
+    @handles(SnapshotRequest, Phase.READY)
     def on_snapshot(self, now_s: float, wanted: SnapshotRequest, quiescent: bool) -> None:
         """Drop snapshots, and list those that are left, or begin to take one or to restore rows from one."""
         snapshots = self.snapshots
@@ -239,14 +230,12 @@ class ClientEvents(SessionState):
         elif outcome is not None:
             self.answer(outcome)
 
-    @handles(*_REQUESTS)
-    @allowed_in(Phase.BROKEN)
+    @handles(_REQUESTS, Phase.BROKEN)
     def on_broken_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         assert self.requests.failure is not None
         self.fail(self.requests.failure)
 
-    @handles(*_REQUESTS)
-    @allowed_in(Phase.CLOSING)
+    @handles(_REQUESTS, Phase.CLOSING)
     def on_closing_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         draining = self.deadlines.end_by_s != math.inf
         why = self.shutdown if draining else refusal(f"the session is {self.phase.value}")

@@ -106,11 +106,12 @@ def _guarded(method: Method, name: str, following: dict[Phase, tuple[Phase, ...]
     return cast("Method", guarded)
 
 
-def handles(*kinds: type) -> Callable[[Method], Method]:
-    """Have an allowed method handle messages of these types in its phases."""
+def handles(kinds: type | tuple[type, ...], *phases: Phase, then: tuple[Phase, ...] = ()) -> Callable[[Method], Method]:
+    """Have a method handle messages of these types, in these phases as of ``allowed_in`` and where it is allowed."""
 
     def mark(method: Method) -> Method:
-        for kind in kinds:
+        method = allowed_in(*phases, then=then)(method)
+        for kind in kinds if isinstance(kinds, tuple) else (kinds,):
             HANDLERS.setdefault(kind, {}).update(dict.fromkeys(TRANSITIONS[method.__name__], method))
         return method
 

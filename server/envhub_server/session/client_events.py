@@ -7,19 +7,7 @@ from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import (
-    Call,
-    Close,
-    Collect,
-    Failure,
-    Receive,
-    Reset,
-    Send,
-    SetAttr,
-    SnapshotRequest,
-    Step,
-    Table,
-)
+from envhub.protocol.messages import Failure
 from envhub_server.session.effects import RowBlobs
 from envhub_server.session.requests import WAITING_MAX, refusal
 from envhub_server.session.slots import SAMPLE_S
@@ -44,8 +32,6 @@ DONE = messages.Done()
 
 _TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
 _LEASE_OVER = Failure("session_lost", "session", "its lease ran out")
-# While a request is pending, the protocol admits only CLOSE; while SEND and RECEIVE wait, also these and TEMPLATES.
-_REQUESTS = (Step, Reset, Call, SetAttr, Send, Receive, Collect, SnapshotRequest, messages.TemplatesRequest)
 
 
 def _ends_session(method: Method) -> Method:
@@ -77,8 +63,8 @@ class ClientEvents(SessionState):
 
     # --- whole batches ------------------------------------------------------------------------------------------------
 
-    @handles(Step, Phase.READY, then=(Phase.MOVING,))
-    def on_step(self, now_s: float, _: Step, quiescent: bool) -> None:
+    @handles(messages.Step, Phase.READY, then=(Phase.MOVING,))
+    def on_step(self, now_s: float, _: messages.Step, quiescent: bool) -> None:
         # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
         # A draining hub closes a session without a pending request.
         infos, deadlines = self.infos, self.deadlines
@@ -95,8 +81,8 @@ class ClientEvents(SessionState):
             self.phase = Phase.MOVING
         self.effects.post_step()
 
-    @handles(Reset, Phase.READY, then=(Phase.MOVING,))
-    def on_reset(self, now_s: float, reset: Reset, quiescent: bool) -> None:
+    @handles(messages.Reset, Phase.READY, then=(Phase.MOVING,))
+    def on_reset(self, now_s: float, reset: messages.Reset, quiescent: bool) -> None:
         self._post(now_s, self.requests.reset_problem(reset), quiescent)
 
     def _post(self, now_s: float, problem: Failure | None, quiescent: bool) -> None:
@@ -131,8 +117,8 @@ class ClientEvents(SessionState):
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
-    @handles(Send, Phase.READY)
-    def on_send(self, now_s: float, send: Send, quiescent: bool) -> None:
+    @handles(messages.Send, Phase.READY)
+    def on_send(self, now_s: float, send: messages.Send, quiescent: bool) -> None:
         """Post a partial batch."""
         problem = self.problem(quiescent, partial=True) or self.partial_batches.problem(send)
         if problem is None:
@@ -148,8 +134,8 @@ class ClientEvents(SessionState):
         else:
             self.answer(DONE)
 
-    @handles(Receive, Phase.READY)
-    def on_receive(self, now_s: float, receive: Receive, quiescent: bool) -> None:
+    @handles(messages.Receive, Phase.READY)
+    def on_receive(self, now_s: float, receive: messages.Receive, quiescent: bool) -> None:
         if self.partial_batches.rows_out:
             self._wait_for_part(receive.min_envs)
         else:
@@ -188,20 +174,20 @@ class ClientEvents(SessionState):
 
     # --- other requests -----------------------------------------------------------------------------------------------
 
-    @handles(Call, Phase.READY, then=(Phase.MOVING,))
-    def on_call(self, now_s: float, call: Call, quiescent: bool) -> None:
+    @handles(messages.Call, Phase.READY, then=(Phase.MOVING,))
+    def on_call(self, now_s: float, call: messages.Call, quiescent: bool) -> None:
         # The name of a class is only compared.
         forbidden = None if call.question == "wrapped" else self.requests.forbidden(call.name)
         self._post(now_s, forbidden or self.requests.rows_problem(call.rows), quiescent)
 
-    @handles(SetAttr, Phase.READY, then=(Phase.MOVING,))
-    def on_set_attr(self, now_s: float, message: SetAttr, quiescent: bool) -> None:
+    @handles(messages.SetAttr, Phase.READY, then=(Phase.MOVING,))
+    def on_set_attr(self, now_s: float, message: messages.SetAttr, quiescent: bool) -> None:
         requests = self.requests
         problem = requests.forbidden(message.name) or requests.assignment_problem(message)
         self._post(now_s, problem or requests.rows_problem(message.rows), quiescent)
 
-    @handles(Collect, Phase.READY)
-    def on_collect(self, now_s: float, collect: Collect, quiescent: bool) -> None:
+    @handles(messages.Collect, Phase.READY)
+    def on_collect(self, now_s: float, collect: messages.Collect, quiescent: bool) -> None:
         """Answer with the kept infos or the failure of these rows."""
         self.quiescent = quiescent  # a client that drives asks so why it may not begin a step of a draining hub
         self.answer_rows(self.infos.collect(collect.rows))
@@ -210,8 +196,8 @@ class ClientEvents(SessionState):
     def on_templates(self, now_s: float, request: messages.TemplatesRequest, quiescent: bool) -> None:
         self.answer(self.infos.templates(request.numbers))
 
-    @handles(SnapshotRequest, Phase.READY)
-    def on_snapshot(self, now_s: float, wanted: SnapshotRequest, quiescent: bool) -> None:
+    @handles(messages.SnapshotRequest, Phase.READY)
+    def on_snapshot(self, now_s: float, wanted: messages.SnapshotRequest, quiescent: bool) -> None:
         """Drop snapshots, and list those that are left, or begin to take one or to restore rows from one."""
         snapshots = self.snapshots
         snapshots.drop(wanted.drop)
@@ -221,7 +207,7 @@ class ClientEvents(SessionState):
         begin = {"take": snapshots.take, "commit": snapshots.commit}.get(wanted.action, snapshots.restore)
         self.on_snapshot_advanced(self.problem(quiescent) or begin(wanted, now_s))
 
-    def on_snapshot_advanced(self, outcome: Failure | Table | None) -> None:
+    def on_snapshot_advanced(self, outcome: Failure | messages.Table | None) -> None:
         """Answer the request for a snapshot, if it is done; in a session that is over, another one may be pending."""
         if self.phase not in SERVING:
             return
@@ -230,12 +216,13 @@ class ClientEvents(SessionState):
         elif outcome is not None:
             self.answer(outcome)
 
-    @handles(_REQUESTS, Phase.BROKEN)
+    # While a request is pending, the protocol admits only CLOSE; while SEND and RECEIVE wait, also those above.
+    @handles(tuple(HANDLERS), Phase.BROKEN)
     def on_broken_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         assert self.requests.failure is not None
         self.fail(self.requests.failure)
 
-    @handles(_REQUESTS, Phase.CLOSING)
+    @handles(tuple(HANDLERS), Phase.CLOSING)
     def on_closing_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         draining = self.deadlines.end_by_s != math.inf
         why = self.shutdown if draining else refusal(f"the session is {self.phase.value}")
@@ -296,9 +283,9 @@ class ClientEvents(SessionState):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    @handles(Close)
+    @handles(messages.Close)
     @_ends_session
-    def on_close(self, now_s: float, close: Close, quiescent: bool) -> None:
+    def on_close(self, now_s: float, close: messages.Close, quiescent: bool) -> None:
         if self.phase is Phase.CLOSING:  # its client waits no longer
             self.close(now_s, close.terminate, "the program waited no longer")
             return

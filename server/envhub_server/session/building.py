@@ -20,7 +20,7 @@ are no more envs than CPUs, there is a process per env, unless their id is that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from envhub.arena.spin import spin_us
@@ -83,9 +83,8 @@ def _cheap_workers(num_envs: int, cpus: int) -> int:
     return max(1, cpus - 1) if workers == cpus and num_envs < CHEAP_ROWS * cpus else workers
 
 
-def count_workers(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, may_share: bool = False) -> WorkerCount:
+def count_workers(num_envs: int, built: Sequence[FirstBuilt], machine: Machine, may_share: bool = False) -> WorkerCount:
     """The number of workers, once the first envs are made, each by one of them."""
-    built = list(first)
     if may_share:
         return WorkerCount(machine.cpus, "one per CPU: shared_process")
     if all(each.cheap for each in built):
@@ -141,16 +140,7 @@ class WorkerSizing:
 
     # --- the decision -------------------------------------------------------------------------------------------------
 
-    def decide(self) -> None:
-        first = [slot.process.first for slot in self._slots if slot.process is not None]
-        may_share = bool(self._launcher.rules.hosting.shares_process)
-        made = [each for each in first if each is not None]
-        self._decided(count_workers(self._make.num_envs, made, self._machine, may_share))
-
-    def separate(self, why: str) -> None:
-        self._decided(separate(self._make.num_envs, why))
-
-    def _decided(self, count: WorkerCount) -> None:
+    def decide(self, count: WorkerCount) -> None:
         self._launcher.count = count
         self._resize(count.workers)
 
@@ -206,7 +196,9 @@ class EnvBuilding:
         begun = [slot.process for slot in self._slots if slot.process is not None and slot.process.first is not None]
         if len(begun) < len(self._slots):
             return
-        self._sizing.decide()
+        first = [each.first for each in begun if each.first is not None]
+        may_share = bool(self._launcher.rules.hosting.shares_process)
+        self._sizing.decide(count_workers(self._make.num_envs, first, self._launcher.machine, may_share))
         for each in begun:
             each.stage = Stage.BUILDING
         self._launcher.start_missing(now_s)
@@ -226,7 +218,7 @@ class EnvBuilding:
     def _separate(self, slot: Slot, now_s: float) -> None:
         why = "not all of its envs are known to share one well"
         begun = [each.process for each in self._slots if each.process is not None]
-        self._sizing.separate(why)
+        self._sizing.decide(separate(self._make.num_envs, why))
         for process in begun:
             process.made, process.rebuild = None, True
         # Event: Not all envs of a process are known to share one well: each env gets its own.

@@ -174,7 +174,10 @@ class SessionMachine(ClientEvents):
             self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, why_not))
         elif slot is None:
             self.closing.tell()
-            self.replacement.on_spare_exited(was_leaving, now_s)
+            if was_leaving:
+                self.replacement.recycling.recycle(now_s)
+            else:
+                self.replacement.spares.on_exited(now_s)
         elif slot.successor is not None:
             self.on_snapshot_advanced(self.snapshots.on_left(slot, now_s))
         elif self.making:
@@ -326,7 +329,7 @@ class SessionMachine(ClientEvents):
         if self.make.faults.on_crash == "restore":
             for slot in replacement.to_restart(now_s):
                 self.snapshots.restart(slot, now_s)
-        replacement.restart(now_s)
+        self.launcher.start(replacement.to_restart(now_s), now_s)
         if now_s >= self.deadlines.spares_at_s:
             replacement.spares.fill(now_s)
         replacement.recycling.on_measured(memory, now_s)

@@ -232,9 +232,6 @@ class Replacement:
         """The slots whose next process is to be started now."""
         return [slot for slot in self._slots if now_s >= slot.restart_at_s]
 
-    def restart(self, now_s: float) -> None:
-        self._launcher.start(self.to_restart(now_s), now_s)
-
     # --- the next process ---------------------------------------------------------------------------------------------
 
     def on_built(self, process: Process, now_s: float) -> None:
@@ -306,9 +303,3 @@ class Replacement:
         if slot.process is None:  # the spare has ended meanwhile
             self._launcher.start([slot], now_s)
         self.recycling.recycle(now_s)
-
-    def on_spare_exited(self, was_leaving: bool, now_s: float) -> None:
-        if was_leaving:
-            self.recycling.recycle(now_s)
-        else:
-            self.spares.on_exited(now_s)

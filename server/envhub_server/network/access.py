@@ -28,16 +28,7 @@ from envhub.transport import sockets
 from envhub.transport.address import HubKeys, key_of, text_of
 from envhub_server.log import log
 from envhub_server.network import connections
-from envhub_server.network.connections import (
-    ANYBODY,
-    HELLO_S,
-    MALFORMED_MAX,
-    OWN_USER,
-    Connections,
-    Holder,
-    KnownConnection,
-    user_name,
-)
+from envhub_server.network.connections import ANYBODY, OWN_USER, Connections, Holder, KnownConnection
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
@@ -133,14 +124,12 @@ class Access:
         if others and now_s < self._refuse_s:
             self._refuse_s = min(self._refuse_s, now_s + OTHERS_S)
             return False
-        if now_s >= self._unknown_key_s and self._is_unknown(self._asked):
+        key = self._asked[6] if len(self._asked) == 7 else b""
+        if now_s >= self._unknown_key_s and self._keys is not None and key and key not in self._keys.holders:
             self._unknown_key_s = now_s + UNKNOWN_KEY_S
             self.read_keys()
         self._send_answer(self._asked, others)
         return True
-
-    def _is_unknown(self, frames: list[bytes]) -> bool:
-        return self._keys is not None and len(frames) == 7 and frames[6] not in self._keys.holders
 
     def _send_answer(self, frames: list[bytes], others: bool) -> None:
         assert self.zap is not None
@@ -221,7 +210,7 @@ class Access:
         seen: dict[str, Any] = {}
         if address.startswith(IPC_ORIGIN):  # its user, group and process, which the kernel has told libzmq
             uid, _, pid = map(int, address.split(":")[1:])
-            seen = {"user": user_name(uid), "host": os.uname().nodename, **({"pid": pid} if pid else {})}
+            seen = {"user": connections.user_name(uid), "host": os.uname().nodename, **({"pid": pid} if pid else {})}
         own = {"key": holder.name, "address": "" if seen else address, "said": sorted(account.keys() - seen.keys())}
         return {**account, **seen, **own}
 
@@ -322,12 +311,12 @@ class Access:
         if connection is None:
             return []
         connection.malformed += 1
-        enough = connection.malformed == MALFORMED_MAX
-        return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
+        enough = connection.malformed == connections.MALFORMED_MAX
+        return [(connection, f"{connections.MALFORMED_MAX} of its messages cannot be read")] if enough else []
 
     def check(self, now_s: float) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""
-        late = f"it has sent nothing within {HELLO_S:g} s"
+        late = f"it has sent nothing within {connections.HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
         much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
         ends += [(connection, much) for connection in self.connections.unread(self._unread_bytes_max, now_s)]

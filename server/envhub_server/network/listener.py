@@ -26,6 +26,7 @@ from envhub_server.network.connections import peer_of
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
+SHUT, FULL = ".aside", ".full"  # of the names of a socket while its address is shut, and of the one in its place
 PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of the hub's socket for it
 
 
@@ -95,7 +96,7 @@ class Listener:
         if not path.parent.is_dir():
             raise AddressError(f"{wanted.text}: the folder {path.parent} does not exist")
         side = address.side_path(str(path))
-        sockets_there = [path, _shut_path(path), _full_path(path), *([Path(side)] if side else [])]
+        sockets_there = [path, _beside(path, SHUT), _beside(path, FULL), *([Path(side)] if side else [])]
         for there in sockets_there:
             if os.path.lexists(there) and not stat.S_ISSOCK(there.lstat().st_mode):
                 raise AddressError(f"{wanted.text}: {there} exists and is no socket; choose another path")
@@ -111,7 +112,7 @@ class Listener:
         self._make_blockers()
 
     def _lock(self, path: Path) -> None:
-        lock = path.with_name(path.name + ".lock")
+        lock = _beside(path, ".lock")
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
@@ -134,9 +135,9 @@ class Listener:
     def shut(self) -> None:
         """Accept no new ipc connections until ``open``: a full socket takes the path, so that clients wait there."""
         for path, (blocker, client) in self._blockers.items():
-            temporary = _full_path(path)
+            temporary = _beside(path, FULL)
             try:
-                os.link(path, _shut_path(path))
+                os.link(path, _beside(path, SHUT))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
                 # Event: The socket at an ipc address could not be replaced by one that lets clients wait.
                 log.warning("socket_swap_failed", path=str(path), why=str(error))
@@ -155,7 +156,7 @@ class Listener:
     def open(self) -> None:
         for path in self._blockers:
             try:
-                os.rename(_shut_path(path), path)
+                os.rename(_beside(path, SHUT), path)
             except OSError as error:
                 log.warning("socket_swap_failed", path=str(path), why=str(error))
         self._make_blockers()
@@ -175,7 +176,7 @@ class Listener:
         self._close_blockers()
         for each in self.proxied:
             each.close()
-        for path in [*self._paths, *map(_shut_path, self._paths)]:
+        for path in [*self._paths, *(_beside(path, SHUT) for path in self._paths)]:
             path.unlink(missing_ok=True)
         for lock, descriptor in self._locks:
             with contextlib.suppress(OSError):
@@ -183,10 +184,6 @@ class Listener:
             os.close(descriptor)
         self._paths.clear()
         self._locks.clear()
-
-
-def _full_path(path: Path) -> Path:
-    return path.with_name(path.name + ".full")
 
 
 def _not_bound(text: str, error: OSError | zmq.ZMQError) -> AddressError:
@@ -213,8 +210,8 @@ def _is_open(path: Path) -> bool:
     return True
 
 
-def _shut_path(path: Path) -> Path:
-    return path.with_name(path.name + ".aside")
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def _same_file(path: Path, descriptor: int) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
+from queue import SimpleQueue
 from typing import Protocol
 
 from envhub.arena.spin import RING
@@ -208,38 +209,29 @@ class BackgroundThread:
 
     def __init__(self, poller: Poller, name: str) -> None:
         self._poller, self._name = poller, name
-        self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._done: deque[Callable[[], None]] = deque()
+        self.waiting: SimpleQueue[tuple[Act, Act] | None] = SimpleQueue()  # None: the thread ends
+        self._lock, self._is_closed = threading.Lock(), False  # the thread rings no bell that is closed
+        self._done: deque[Act] = deque()
         self._thread: threading.Thread | None = None
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poller.register(self._bell, self)
 
-    def do(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+    def do(self, work: Act, done: Act) -> None:
         """Do ``work``, which raises nothing, then call ``done`` in the loop. ``RuntimeError``: no thread is left."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._thread = thread
-        with self._changed:
-            self.waiting.append((work, done))
-            self._changed.notify()
+        self.waiting.put((work, done))
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self.waiting:
-                    if self._closing:
-                        return
-                    self._changed.wait()
-                work, done = self.waiting.popleft()
-            work()
-            with self._changed:
-                self._done.append(done)
-                if not self._closing:
+        while (task := self.waiting.get()) is not None and not self._is_closed:
+            task[0]()
+            with self._lock:
+                self._done.append(task[1])
+                if not self._is_closed:
                     os.eventfd_write(self._bell, 1)
-            del work, done  # they hold observations or traces, and the next ones may never come
+            del task  # it holds observations or traces, and the next one may never come
 
     def on_ready(self, descriptor: int) -> None:
         os.eventfd_read(self._bell)
@@ -251,9 +243,7 @@ class BackgroundThread:
 
     def finish(self, wait_s: float) -> None:
         """Wait so long for all work, report what is done, and close."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self.waiting.put(None)
         if self._thread is not None:
             self._thread.join(wait_s)
         self._report()
@@ -261,12 +251,11 @@ class BackgroundThread:
 
     def close(self) -> None:
         """Begin nothing more; nothing is reported any more."""
-        with self._changed:
-            self._closing = True
-            self.waiting.clear()
-            self._changed.notify()
         self._poller.unregister(self._bell)
-        os.close(self._bell)
+        with self._lock:
+            self._is_closed = True
+            os.close(self._bell)
+        self.waiting.put(None)
 
 
 class Ringer:

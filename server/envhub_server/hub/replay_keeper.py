@@ -34,7 +34,7 @@ class ReplayWriter:
         self._thread = BackgroundThread(poller, "envhub-replays")
 
     def write(self, name: str, replay: Replay) -> None:
-        if len(self._thread.waiting) >= WAITING_MAX:
+        if self._thread.waiting.qsize() >= WAITING_MAX:
             not_kept(name, f"{WAITING_MAX} others wait to be written")
             return
         failed: list[str] = []

@@ -19,7 +19,6 @@ import enum
 import math
 import os
 import secrets
-import socket
 import sys
 import time
 import traceback
@@ -157,9 +156,7 @@ class Hub:
         self._replays: ReplayWriter | None = None
         if config.replays is not None:
             self._replays = ReplayWriter(config.replays, config.replays_bytes_max, self._poller)
-        # Tickets and connections of clients that the side socket has accepted.
-        self._admitted: deque[tuple[bytes, socket.socket]] = deque()
-        self._side_socket = SideSocket(self._poller, self._admitted)
+        self._side_socket = SideSocket(self._poller, directory.connect_side)
         offers = self._offers = Offers(config, self.supervisor, protocol, self._loop, on_listed)
         self._requests = HubRequests(
             config, services, access, directory, self._gateway, offers, self._replays, self._side_socket, self._loop
@@ -266,8 +263,6 @@ class Hub:
                 has_other_events = True
         if has_other_events:  # first: a request may close a descriptor whose number is then reused
             self._poller.handle(ready)
-            while self._admitted:
-                self._directory.connect_side(*self._admitted.popleft())
             if self._events:
                 self._pump()
         if arrived:

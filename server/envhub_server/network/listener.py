@@ -9,7 +9,8 @@ import os
 import socket
 import stat
 import tempfile
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -228,9 +229,9 @@ BACKLOG = 64
 class SideSocket:
     """The side sockets of one hub."""
 
-    def __init__(self, poller: Poller, admitted: deque[tuple[bytes, socket.socket]]) -> None:
-        self._poller = poller
-        self._admitted = admitted
+    def __init__(self, poller: Poller, admit: Callable[[bytes, socket.socket], None]) -> None:
+        """Hand the connection of each client to ``admit``, with the ticket that it shows."""
+        self._poller, self._admit = poller, admit
         self._listeners: list[tuple[socket.socket, str]] = []
         self._pending: OrderedDict[int, socket.socket] = OrderedDict()
 
@@ -295,7 +296,7 @@ class SideSocket:
             return
         del self._pending[descriptor]
         self._poller.unregister(descriptor)
-        self._admitted.append((ticket, connection))
+        self._admit(ticket, connection)
 
     def _drop(self, descriptor: int) -> None:
         self._poller.unregister(descriptor)

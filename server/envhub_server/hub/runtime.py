@@ -40,7 +40,8 @@ from envhub_server.hub.resources import COMPRESSED, LOST_ROWS_COMPLETED, STEP_RE
 from envhub_server.ipc import control
 from envhub_server.ipc.process_marks import memory_bytes, private_bytes
 from envhub_server.memory.lost_rows import LostWorkerRows, ObjectCopies
-from envhub_server.memory.session_memory import SessionMemory, process_of
+from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.network.connections import peer_of
 from envhub_server.processes.worker_handle import (
     SessionZygote,
     SnapshotProcess,
@@ -107,7 +108,7 @@ class SessionRuntime(SessionResources):
     def connect_side(self, side: socket.socket) -> None:
         self.refuse_side()
         self.side = side
-        self.report(SessionMachine.on_side_connected, self.quiescent, process_of(side))
+        self.report(SessionMachine.on_side_connected, self.quiescent, peer_of(side)[0])
 
     def elapse(self) -> None:
         """Report that the time of the next deadline has come, with what the workers are at."""

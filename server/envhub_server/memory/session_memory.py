@@ -7,7 +7,6 @@ import gc
 import math
 import os
 import socket
-import struct
 import time
 import weakref
 from collections.abc import Sequence
@@ -303,14 +302,6 @@ def new_bell() -> int:
 
 
 SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
-
-
-_UCRED = struct.Struct("iII")  # the process, user and group of a peer
-
-
-def process_of(side: socket.socket) -> int:
-    """The process id of the client behind this socket; 0 if it is in another container."""
-    return int(_UCRED.unpack(side.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
 
 
 class SharedLaneGrant:

@@ -300,7 +300,7 @@ def silent_s(descriptor: int) -> float:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user of the peer of a Unix socket."""
+    """The process, 0 if it is in another container, and the user of the peer of a Unix socket."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 

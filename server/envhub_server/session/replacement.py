@@ -261,12 +261,9 @@ class Replacement:
         process.detector.rest()
         slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
         slot.serves_since_s, slot.needs_recycling, slot.told_to_leave = now_s, False, False
-        replaced = self._restarts.count(slot.index) + slot.recycled
+        replaced = 0 if process.is_restored else self._restarts.count(slot.index) + slot.recycled
         failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
-        if process.is_restored:
-            self._effects.hand_over(slot.index, process.number, control.Serve([], failure, info), 0)
-            return
-        for message in self._requests.attributes.again(slot.rows):
+        for message in () if process.is_restored else self._requests.attributes.again(slot.rows):
             self._effects.tell(process.number, message)
         self._effects.hand_over(slot.index, process.number, control.Serve([], failure, info), replaced)
 

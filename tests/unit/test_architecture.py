@@ -314,8 +314,9 @@ BUDGETS = {
     "envhub/values": (2135, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
     "server/envhub_server": (1954, 10),
-    "server/envhub_server/catalog": (738, 4),
-    "server/envhub_server/hub": (3630, 12),  # slow requests; table of sessions; actions on workers; snapshots
+    "server/envhub_server/catalog": (578, 3),
+    # slow requests; table of sessions; actions on workers; snapshots; the check of requests, which the catalog had
+    "server/envhub_server/hub": (3725, 12),
     "server/envhub_server/ipc": (1224, 7),  # slow requests; frames; trials of envs; snapshots
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
     "server/envhub_server/network": (2305, 10),  # who acts; restarts by order

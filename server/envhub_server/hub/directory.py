@@ -212,8 +212,7 @@ class ClientUsage:
         times = self._times.setdefault((name, holder.name), deque())
         while times and times[0] <= now_s - MINUTE_S:
             times.popleft()
-        limit: int = getattr(holder.quotas, f"{name}_per_minute_max")
-        if why := holder.quota_problem(f"{name}_per_minute", len(times), 1, limit):
+        if why := holder.quota_problem(f"{name}_per_minute", len(times), 1):
             return why
         times.append(now_s)
         return ""

@@ -249,9 +249,7 @@ class HubRequests:
     def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
         """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
         session = b"" if request.op is Op.MAKE else request.message.session
-        missing = failure.code == "session_lost" and self._directory.named(session, holder) is None
-        unknown = bool(session) and missing
-        if unknown:
+        if session and failure.code == "session_lost" and self._directory.named(session, holder) is None:
             self._directory.log_unknown(request.peer, session, holder, failure.message)
             self._protocol.fail(request, failure)
             return

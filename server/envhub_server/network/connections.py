@@ -82,7 +82,8 @@ class Holder:
     def owns(self, owner: str) -> bool:
         return owner == self.name or self.administers
 
-    def quota_problem(self, name: str, has: int, wants: int, limit: int) -> str:
+    def quota_problem(self, name: str, has: int, wants: int) -> str:
+        limit = math.inf if self.quotas is None else getattr(self.quotas, f"{name}_max")
         if has + wants <= limit:
             return ""
         return f"{self.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"

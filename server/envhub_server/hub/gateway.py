@@ -80,7 +80,7 @@ class Gateway:
         if len(bound) < len(is_ipc):
             self._access.guard(self._router.context, self._router.socket)
         if self._access.zap is not None:
-            self._loop.poller.register(int(self._access.zap.FD), self)
+            self._loop.poller.register(int(self._access.zap.FD), self._admit_clients)
         bound |= {text: listener.bind(text) for text in binds if not is_ipc[text]}
         if listener.proxied:
             for listening in listener.proxied:
@@ -154,11 +154,8 @@ class Gateway:
                     self._liveness.ended(descriptor, now_s)  # the caller plans
         return ends
 
-    def on_ready(self, descriptor: int) -> None:
+    def _admit_clients(self, _: int = -1) -> None:
         """Answer libzmq, which asks whether a client is admitted."""
-        self._admit_clients()
-
-    def _admit_clients(self) -> None:
         while self._access.asked():
             self.end(self._read_events())
             if not self._access.answer(self._loop.clock.now_s()):

@@ -199,7 +199,7 @@ class Hub:
         descriptor_guard.check_start(descriptor_guard.PER_ZYGOTE if self.config.program is None else 0)
         if self.config.program is not None:
             for descriptor in self.config.program:
-                self._poller.register(descriptor, self)
+                self._poller.register(descriptor, self.on_ready)
         else:
             own = {"name": self.config.name_of_hub, "version": envhub.__version__, "pid": os.getpid()}
             # Event: The hub listens. `configuration` has the settings that differ from the defaults.

@@ -157,7 +157,7 @@ class SessionResources:
         self._client_ringer = Ringer()
         self.done_bell = new_bell()  # by which the processes wake the hub
         # The bell is never read. By edges each ring is reported once, with a system call less.
-        services.poller.register(self.done_bell, self, edges=True)
+        services.poller.register(self.done_bell, self.on_ready, edges=True)
 
     def new_ticket(self) -> bytes:
         return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""

@@ -508,7 +508,7 @@ class SessionRuntime(SessionResources):
         assert lost_rows is not None
         if slot not in lost_rows.losses:
             # The bell is never read, since its client could make that block. By edges each ring is reported once.
-            self.services.poller.register(lost_rows.memory.slot_bells[slot], self, edges=True)
+            self.services.poller.register(lost_rows.memory.slot_bells[slot], self.on_ready, edges=True)
         self.report_completed(lost_rows.take(slot, loss, left))
 
     def finish_steps(self, slot: int, loss: WorkerLoss) -> None:
@@ -521,9 +521,10 @@ class SessionRuntime(SessionResources):
         memory, side = self.memory, self.side
         assert memory is not None and side is not None
         self.ticket, self.side = b"", None
+        descriptors = [memory.descriptor, memory.client_bell, *memory.slot_bells]
         spin_us = self.state.sizing.driver_spin_us
         shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.slots), spin_us)
-        if not self.lane.send_memory(side, shared, [memory.descriptor, memory.client_bell, *memory.slot_bells], self):
+        if not self.lane.send_memory(side, shared, descriptors, self.on_ready):
             self.report(SessionMachine.on_side_closed, True)
 
     def give_drive(self) -> None:

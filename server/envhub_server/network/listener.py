@@ -11,6 +11,7 @@ import stat
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -256,15 +257,9 @@ class SideSocket:
             log.warning("side_socket_missing", path=path, why=str(error))
             return
         self._listeners.append((listener, path))
-        self._poller.register(listener.fileno(), self)
+        self._poller.register(listener.fileno(), partial(self._on_connection, listener))
 
-    def on_ready(self, descriptor: int) -> None:
-        if descriptor in self._pending:
-            self._on_ticket(descriptor)
-        else:
-            self._on_connection(next(each for each, _ in self._listeners if each.fileno() == descriptor))
-
-    def _on_connection(self, listener: socket.socket) -> None:
+    def _on_connection(self, listener: socket.socket, _: int) -> None:
         try:
             connection, _ = listener.accept()
         except OSError:  # the client has gone
@@ -283,7 +278,7 @@ class SideSocket:
             self._drop(next(iter(self._pending)))
         descriptor = connection.fileno()
         self._pending[descriptor] = connection
-        self._poller.register(descriptor, self)
+        self._poller.register(descriptor, self._on_ticket)
 
     def _on_ticket(self, descriptor: int) -> None:
         connection = self._pending[descriptor]

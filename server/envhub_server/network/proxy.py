@@ -81,7 +81,7 @@ class ProxyHandle:
             if control is not None:
                 control.close()
         self._name, self._words = b"\0" + name.encode() + b"/", words
-        self._loop.poller.register(self._control.fileno(), self)
+        self._loop.poller.register(self._control.fileno(), self.on_ready)
 
     def on_ready(self, descriptor: int) -> None:
         """Hear of the handshakes that have ended; nothing more comes once the process has ended."""

@@ -119,7 +119,7 @@ class WebProcess:
             fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._writer = NonblockingWriter(process.stdin.fileno())
         self._writer.write(self._settings + b"".join(self._lines))
-        self._loop.poller.register(self._output.fileno(), self)
+        self._loop.poller.register(self._output.fileno(), self.on_ready)
 
     def on_ready(self, descriptor: int) -> None:
         """Log what the process printed, such as the traceback of a bug; it has ended once nothing more can come."""

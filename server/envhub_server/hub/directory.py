@@ -181,10 +181,6 @@ class Directory:
             runtime.life.drained_by = by
             runtime.report(SessionMachine.on_draining, by_s, end_by_s, runtime.quiescent, why)
 
-    def abandon_all(self, why: Failure, by: str) -> None:
-        for runtime in self.sessions:
-            runtime.abandon(Ending(by, why.message, KILLED), why)
-
 
 class ClientUsage:
     """Usage by each client that has quotas; the hub's own user has none.

@@ -37,7 +37,7 @@ from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
 from envhub_server.catalog.registry import ForkedImports
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
-from envhub_server.hub.biography import SlowRequests
+from envhub_server.hub.biography import KILLED, Ending, SlowRequests
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
@@ -450,7 +450,8 @@ class Hub:
         self._manager.tell("STOPPING=1")
 
     def _abandon_all(self) -> None:
-        self._directory.abandon_all(self._shutdown, self._drained_by)
+        for runtime in self._directory.sessions:
+            runtime.abandon(Ending(self._drained_by, self._shutdown.message, KILLED), self._shutdown)
         self._pump()
 
     def _drain(self, order: Order) -> Answer | None:

@@ -86,7 +86,6 @@ class ClientEvents(SessionState):
         self._post(now_s, self.requests.reset_problem(reset), quiescent)
 
     def _post(self, now_s: float, problem: Failure | None, quiescent: bool) -> None:
-        """Post the request, unless there is a problem."""
         if problem := problem or self.problem(quiescent):
             self.fail(problem)
             return
@@ -119,7 +118,6 @@ class ClientEvents(SessionState):
 
     @handles(messages.Send, Phase.READY)
     def on_send(self, now_s: float, send: messages.Send, quiescent: bool) -> None:
-        """Post a partial batch."""
         problem = self.problem(quiescent, partial=True) or self.partial_batches.problem(send)
         if problem is None:
             self.begin(Phase.READY, now_s)

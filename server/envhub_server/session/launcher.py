@@ -182,28 +182,24 @@ class Launcher:
         shares = rules.shares_imports and several and not rules.hosting.gpus and not has_setup
         self.has_zygote: bool | None = (rules.has_zygote or None) if shares else False
 
-    def start(self, slots: Collection[Slot], now_s: float) -> None:
-        """Start a process for each of these slots, which must have none."""
+    def start(self, slots: Collection[Slot], now_s: float, spare: bool = False) -> None:
+        """Start a process for each of these slots, which must have none; or a spare with envs like theirs."""
         if not slots:
             return
         self.deadlines.plan_sample(now_s)
-        started, shares = [self.slots.begin(slot) for slot in slots], bool(self.has_zygote)
+        started, shares = [self.slots.begin(slot, spare) for slot in slots], bool(self.has_zygote)
         for process in started:
             process.shares_imports = shares
-        self.effects.start_processes(tuple(process.number for process in started), shares_imports=shares)
+        self.effects.start_processes(tuple(process.number for process in started), spare, shares)
         for process in started:
-            self.effects.tell(process.number, self.order(self.slots[process.slot_index]))
+            order = self.order(self.slots[process.slot_index])
+            if spare:
+                self._spares += 1
+                order = replace(order, incarnation=SPARE_INCARNATION + self._spares)
+            self.effects.tell(process.number, order)
 
     def start_missing(self, now_s: float) -> None:
         self.start([slot for slot in self.slots if slot.process is None], now_s)
-
-    def start_spare(self, slot: Slot, now_s: float) -> None:
-        self.deadlines.plan_sample(now_s)
-        process = self.slots.begin(slot, spare=True)
-        self._spares += 1
-        order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
-        self.effects.start_processes((process.number,), True, bool(self.has_zygote))
-        self.effects.tell(process.number, order)
 
     def start_restored(
         self, slot: Slot, serial: int, name: str, requests: bytes | None, now_s: float, spare: bool

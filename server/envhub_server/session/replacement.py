@@ -52,7 +52,7 @@ class Spares:
             return
         self._deadlines.spares_at_s = math.inf
         while self.unused < self.wanted:
-            self._launcher.start_spare(self._next_slot(), now_s)
+            self._launcher.start([self._next_slot()], now_s, spare=True)
 
     def on_exited(self, now_s: float) -> None:
         retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self.failed, 64))
@@ -143,7 +143,7 @@ class Recycling:
                 self._launcher.effects.tell(slot.process.number, control.Leave(cut))
                 self._spares.fill(now_s)
             elif not any(spare.stage is Stage.BUILDING for spare in spares):
-                self._launcher.start_spare(slot, now_s)
+                self._launcher.start([slot], now_s, spare=True)
 
 
 class Replacement:

@@ -109,7 +109,6 @@ class RowInfos:
         return self.large.pop(row, None)
 
     def record_failure(self, failure: Failure, rows: Collection[int]) -> None:
-        """Keep the failure of one of these rows."""
         if failure.env_index is not None and failure.env_index in rows:
             self.failures[failure.env_index] = failure
             self.take(failure.env_index)
@@ -169,7 +168,6 @@ class PartialBatches:
             self._effects.take_part(min(self._min_envs, self.rows_out))
 
     def on_raised(self, row: int) -> Failure:
-        """The answer for a row that raised."""
         self.rows_out -= 1
         number = self._make.row_offset + row
         unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")

@@ -217,7 +217,6 @@ class Snapshots:
         return None
 
     def on_taken(self, row: int, taken: control.SnapshotTaken) -> Failure | Table | None:
-        """Note what a row's worker says."""
         copy = self._taken.get(self._taking, {}).get(row)
         if copy is None or copy.serial != taken.serial:
             return None
@@ -246,7 +245,6 @@ class Snapshots:
         return self._advance()
 
     def on_ended(self, serial: int, how: str) -> Failure | Table | None:
-        """Note that a snapshot's process has ended."""
         if (copy := self._processes.pop(serial, None)) is None:
             return None
         copy.problem = copy.problem or f"has lost its snapshot, whose process {how}"
@@ -254,7 +252,6 @@ class Snapshots:
         return self._advance()
 
     def on_worker_lost(self, row: int) -> Failure | Table | None:
-        """Note that a row's worker has ended."""
         self._of_rows.pop(row, None)
         copy = self._taken.get(self._taking, {}).get(row)
         if copy is None or copy.is_answered:
@@ -317,7 +314,6 @@ class Snapshots:
             copy.problem = why
 
     def on_mapped(self, process: Process, now_s: float) -> Failure | Table | None:
-        """Note that a restored process is ready."""
         if process.stage is not Stage.MAPPING:  # it is about to be killed
             return None
         process.stage, restore = Stage.MAPPED, self.restoring

@@ -159,13 +159,18 @@ class ClientEvents(SessionState):
     ) -> None:
         """Answer the oldest request that waits with these done rows, or with one row that ``raised``, and no other."""
         # ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
-        parts = self.partial_batches
+        parts, infos = self.partial_batches, self.infos
         if not parts.waiting:
             return
         if raised is None:
-            self.reply_part(self.effects.answer_part, parts.on_done(rows, small, large), rows)
+            parts.rows_out -= len(rows)
+            sent = [(row, info) for row in large if (info := infos.take(row)) is not None]
+            self.reply_part(self.effects.answer_part, tuple(sorted([*small, *sent])), rows)
         else:
-            self.reply_part(self.effects.fail_part, parts.on_raised(raised))
+            parts.rows_out -= 1
+            text = f"env {self.make.row_offset + raised} failed, and no worker said why"
+            unknown = Failure("internal", "session", text)
+            self.reply_part(self.effects.fail_part, infos.failures.pop(raised, unknown))
         while parts.waiting and not parts.rows_out:
             self.reply_part(self.effects.answer_part)
         parts.take()
@@ -180,8 +185,10 @@ class ClientEvents(SessionState):
 
     @handles(messages.SetAttr, Phase.READY, then=(Phase.MOVING,))
     def on_set_attr(self, now_s: float, message: messages.SetAttr, quiescent: bool) -> None:
-        requests = self.requests
-        problem = requests.forbidden(message.name) or requests.assignment_problem(message)
+        count, requests = len(message.rows) or self.make.num_envs, self.requests
+        problem = requests.forbidden(message.name)
+        if problem is None and len(message.values) not in (1, count):
+            problem = refusal(f"set_attr needs 1 or {count} values, got {len(message.values)}")
         self._post(now_s, problem or requests.rows_problem(message.rows), quiescent)
 
     @handles(messages.Collect, Phase.READY)

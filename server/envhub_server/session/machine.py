@@ -58,7 +58,9 @@ class SessionMachine(ClientEvents):
         if slot is None and kind not in WITHOUT_SLOT:
             return
         if slot is not None and not sent.current and slot.loss is None:
-            self.requests.report_stale(slot, sent.message)  # a message about an abandoned step
+            fields = {"worker": slot.index, "message": kind.__name__, "of": sent.message.number}
+            # Event: A worker answered a request that has ended; it is ignored.
+            self.effects.warn("stale_answer_dropped", fields)
         elif process.rebuild:
             pass  # the process is about to be killed, and its envs are made again
         elif kind not in HANDLERS and self.phase not in OVER:

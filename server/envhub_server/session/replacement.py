@@ -20,7 +20,6 @@ from envhub_server.session.supervision import (
     exhausted_failure,
     exit_failure,
     recycling_loss,
-    worker_loss,
 )
 
 SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
@@ -183,7 +182,9 @@ class Replacement:
         if delay_s is None:
             return exhausted_failure(failure, self._restarts.count_text(slot.index))
         slot.restart_at_s = now_s + delay_s
-        slot.loss = worker_loss(failure, env_failure, self._make.faults)
+        faults = self._make.faults
+        policy = faults.on_timeout if failure.code == "env_timeout" else faults.on_crash
+        slot.loss = WorkerLoss(failure, policy == "raise", failure_info(env_failure))
         self._effects.take_rows(slot.index, number, slot.loss)
         return None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from envhub.arena.layout import are_whole_workers, whole_workers_text
-from envhub.protocol.messages import Failure, Reset, Send, SetAttr, Templates
+from envhub.protocol.messages import Failure, Reset, Send, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
@@ -36,11 +35,6 @@ class Requests:
         if self.failure is None or (failure.env_index or 0) < (self.failure.env_index or 0):
             self.failure = failure
 
-    def report_stale(self, slot: Slot, message: Any) -> None:
-        fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
-        # Event: A worker answered a request that has ended; it is ignored.
-        self._effects.warn("stale_answer_dropped", fields)
-
     def forbidden(self, name: str) -> Failure | None:
         """The refusal of a name that network clients may not use, such as ``__setstate__``, which may import."""
         if not name.startswith("_") or self._make.program_environment is not None:
@@ -67,12 +61,6 @@ class Requests:
         """The reason why these rows cannot be called; None if they can. An empty list means all rows."""
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
-        return None
-
-    def assignment_problem(self, message: SetAttr) -> Failure | None:
-        count = len(message.rows) or self._make.num_envs
-        if len(message.values) not in (1, count):
-            return refusal(f"set_attr needs 1 or {count} values, got {len(message.values)}")
         return None
 
     def on_attribute_set(self, slot: Slot, message: control.SetAttrRows) -> None:
@@ -143,9 +131,9 @@ WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered whi
 class PartialBatches:
     """The rows of partial batches, and the requests that wait for their results, which are answered in their order."""
 
-    def __init__(self, launcher: Launcher, infos: RowInfos) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self._make, self._slots, self._effects = launcher.make, launcher.slots, launcher.effects
-        self._is_vector, self._infos = launcher.recipe.settings.vector, infos
+        self._is_vector = launcher.recipe.settings.vector
         self.rows_out = 0  # how many rows were posted and not received
         self.waiting = 0  # how many requests wait
         self._min_envs = 0  # how many rows the next reply is to have, by the last of them
@@ -166,15 +154,3 @@ class PartialBatches:
         """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
         if self.waiting:
             self._effects.take_part(min(self._min_envs, self.rows_out))
-
-    def on_raised(self, row: int) -> Failure:
-        self.rows_out -= 1
-        number = self._make.row_offset + row
-        unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
-        return self._infos.failures.pop(row, unknown)
-
-    def on_done(self, rows: Collection[int], small: RowBlobs, large: Iterable[int]) -> RowBlobs:
-        """The infos of these done rows: those in the arena, and those that came on the channel."""
-        self.rows_out -= len(rows)
-        sent = [(row, info) for row in large if (info := self._infos.take(row)) is not None]
-        return tuple(sorted([*small, *sent]))

@@ -161,7 +161,7 @@ class SessionState:
         self.building = EnvBuilding(launcher, self.sizing, info_bytes)
         self.requests = Requests(launcher)
         self.infos = RowInfos(launcher.slots)
-        self.partial_batches = PartialBatches(launcher, self.infos)
+        self.partial_batches = PartialBatches(launcher)
         self.ownership = Ownership()
         self.supervision = Supervision(launcher)
         self.closing = closing = EnvClosing(launcher)

@@ -11,7 +11,7 @@ from typing import Any
 
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import hide_folders_in, raised_text, shortened
-from envhub.protocol.messages import Failure, Faults, Make
+from envhub.protocol.messages import Failure, Make
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import ExitCause
 from envhub_server.session.launcher import Launcher
@@ -319,13 +319,6 @@ def recycling_loss(make: Make, slot: int, rows: Sequence[int]) -> WorkerLoss:
     text = f"{worker_named(slot, rows, make.row_offset)} was recycled"
     failure = Failure("worker_died", "request", text, env_index=rows[0], worker=slot)
     return WorkerLoss(failure, False, failure_info(EnvFailure("recycle", text)))
-
-
-def worker_loss(failure: Failure, env_failure: EnvFailure, faults: Faults) -> WorkerLoss:
-    """Decide the results of the worker's rows, by the session's policy."""
-    timed_out = failure.code == "env_timeout"
-    policy = faults.on_timeout if timed_out else faults.on_crash
-    return WorkerLoss(failure, policy == "raise", failure_info(env_failure))
 
 
 def exhausted_failure(failure: Failure, count_text: str) -> Failure:

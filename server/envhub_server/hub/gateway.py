@@ -168,11 +168,6 @@ class Gateway:
         self._liveness.check_soon(self._loop.clock.now_s())
         self._plan_liveness()
 
-    def send_failed(self, peer: bytes) -> None:
-        for token in self._protocol.sessions_of(peer):
-            self._liveness.suspect(token, peer, self._loop.clock.now_s())
-        self._plan_liveness()
-
     def on_late_message(self, peer: bytes) -> None:
         """Suspect a client whose connection had ended when its message was read."""
         self._liveness.on_late_message(peer, self._loop.clock.now_s())
@@ -330,7 +325,9 @@ class Gateway:
                 sockets.send(self._router.socket, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
-                self.send_failed(peer)
+                for token in self._protocol.sessions_of(peer):
+                    self._liveness.suspect(token, peer, self._loop.clock.now_s())
+                self._plan_liveness()
                 # Event: A reply could not be sent; it is kept until the client asks for it.
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()

@@ -128,13 +128,12 @@ class SessionRuntime(SessionResources):
             infos, request = self.state.infos, memory.arena.request
             for row in [row for row, number in infos.numbers.items() if request[row] != number]:
                 infos.take(row)
-        used = self._memory_used() if self.state.supervision.measures(self.services.clock.now_s()) else {}
+        used = dict[int, int]()
+        if self.state.supervision.measures(self.services.clock.now_s()):
+            pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
+            orphans = self.services.supervisor.orphans()
+            used = {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
         self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
-
-    def _memory_used(self) -> dict[int, int]:
-        pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
-        orphans = self.services.supervisor.orphans()
-        return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
 
     # --- handling -----------------------------------------------------------------------------------------------------
 

@@ -168,11 +168,6 @@ class Gateway:
         self._liveness.check_soon(self._loop.clock.now_s())
         self._plan_liveness()
 
-    def on_late_message(self, peer: bytes) -> None:
-        """Suspect a client whose connection had ended when its message was read."""
-        self._liveness.on_late_message(peer, self._loop.clock.now_s())
-        self._plan_liveness()
-
     def _plan_liveness(self) -> None:
         self._loop.schedule.set(self._check_liveness, self._liveness.next_s)
 
@@ -277,7 +272,8 @@ class Gateway:
             )
         self._log_sessions(peer, holder)
         if self._access.connections.of(peer, connection, now_s) is None:
-            self.on_late_message(peer)
+            self._liveness.on_late_message(peer, now_s)
+            self._plan_liveness()
         if incoming is None:
             return None
         self.requests += incoming.op is not Op.HEARTBEAT

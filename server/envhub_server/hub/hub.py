@@ -271,7 +271,10 @@ class Hub:
         if handled_s - began_s >= LAG_MIN_S:
             self._clock.add_lag(handled_s, handled_s - began_s)
         if self._schedule.wake_s <= handled_s:
-            self._on_time(max(self._schedule.wake_s, began_s))  # the process may have been stopped
+            # The process may have been stopped.
+            self._schedule.call_expired(self._on_wake(max(self._schedule.wake_s, began_s)))
+            self._pump()
+            self._iteration_ended_s = self._clock.now_s()
 
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
@@ -283,11 +286,6 @@ class Hub:
     def _poll(self) -> bool:
         self._spun_ready = self._poller.wait(0)
         return bool(self._spun_ready)
-
-    def _on_time(self, planned_s: float) -> None:
-        self._schedule.call_expired(self._on_wake(planned_s))
-        self._pump()
-        self._iteration_ended_s = self._clock.now_s()
 
     def on_ready(self, descriptor: int) -> None:
         """Stop when the hub's program says so; at once when it has ended, so that no client is left to answer."""

@@ -21,7 +21,6 @@ from envhub_server.ipc.control import (
     RowInfo,
     Serve,
     SharedChanged,
-    Suspicious,
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerMessage
 from envhub_server.session import state
@@ -1022,7 +1021,6 @@ def test_vector_env_has_options_for_all_of_its_envs() -> None:
 def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
     session = ready(3, 2)
     assert session.worker_sent(0, RowInfo(1, b"of worker 1")) == []
-    assert session.worker_sent(1, Suspicious(1, "an info")) == []
 
 
 def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:

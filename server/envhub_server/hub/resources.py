@@ -102,7 +102,7 @@ ROWS_DONE = SessionMachine.on_rows_done, ()
 LOST_ROWS_COMPLETED = object()
 
 
-class SessionResources:
+class SessionResources(Subject):
     """Resources of one session on this machine, and the rows in its arena."""
 
     def __init__(
@@ -206,10 +206,6 @@ class SessionResources:
     @property
     def quiescent(self) -> bool:
         return self.memory is None or self.memory.arena.quiescent()
-
-    @property
-    def subject(self) -> Subject:
-        return Subject(self.name, self.owner, self.state, self.memory)
 
     @property
     def log(self) -> Logger:

@@ -172,7 +172,10 @@ class SessionRuntime(SessionResources):
         elif isinstance(event, WorkerMessage) and isinstance(event.message, control.Drawn):
             self.on_drawn(self, event.message)
         elif isinstance(event, WorkerMessage) and isinstance(event.message, control.Slow):
-            self.services.slow.on_slow(self.subject, event.process, event.message)
+            self.services.slow.on_slow(self, event.process, event.message)
+        elif isinstance(event, WorkerMessage) and isinstance(event.message, control.Suspicious):
+            # Event: An env does what it should not; it goes on.
+            self.log.warning("env_suspicious", env=event.message.row, why=event.message.what)
         elif isinstance(event, WorkerMessage):
             self.handle((SessionMachine.on_message, (self._log_worker_message(event),)))
         elif event.process < 0:
@@ -199,7 +202,7 @@ class SessionRuntime(SessionResources):
         why = {"why": reason} if reason else {}
         worker = state.slots.worker(number)
         log("worker_exited", worker=worker, how=exited.cause.how, **why)
-        self.services.slow.on_exited(self.subject, number)
+        self.services.slow.on_exited(self, number)
         if not expected:
             self._note_restart(worker, self._row_of(number), reason or exited.cause.how)
         self.handle((SessionMachine.on_exited, (exited,)))
@@ -232,9 +235,6 @@ class SessionRuntime(SessionResources):
     def _log_worker_message(self, sent: WorkerMessage) -> WorkerMessage:
         """Log and note what a worker sent; returns it with what the arena knows of it."""
         match sent.message:
-            case control.Suspicious(row, what):
-                # Event: An env does what it should not; it goes on.
-                self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
                 # Event: An env raised, or gave what is invalid: it is built again in its worker.
                 self.log.warning("env_rebuilt", once_per=("session",), env=row, why=shortened(what, TEXT_CHARS_MAX))

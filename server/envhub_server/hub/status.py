@@ -70,7 +70,7 @@ class SessionTable:
             return self.ended_rows(holder, question.session)
         seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
         if question.what == "slow":
-            return self._slow.rows(holder, [each.subject for each in seen])
+            return self._slow.rows(holder, seen)
         return [self._row(each) for each in seen if question.session in ("", each.name)]
 
     def ended_rows(self, holder: Holder, name: str = "") -> list[Row]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
@@ -293,10 +292,6 @@ class SessionMachine(ClientEvents):
     @handles(control.Closing, *LIVE)
     def on_closing(self, now_s: float, process: Process, sent: control.Closing) -> None:
         self.closing.on_closing(process, sent, now_s)
-
-    @handles(control.Suspicious, *LIVE)
-    def on_suspicious(self, now_s: float, process: Process, _: Any) -> None:
-        """Do nothing: what an env should not do was logged."""
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

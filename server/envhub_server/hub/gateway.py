@@ -11,17 +11,16 @@ from typing import Any
 import zmq
 
 from envhub.protocol import prelude
-from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.protocol.prelude import Prelude
 from envhub.transport import address, sockets
 from envhub.transport.sockets import Router
 from envhub_server.hub.directory import Directory
 from envhub_server.log import log
-from envhub_server.loop import Loop
 from envhub_server.memory.session_memory import UNREAD_S, UnreadMemory
 from envhub_server.network import connections
-from envhub_server.network.access import Access, Ends
+from envhub_server.network.access import Ends
 from envhub_server.network.connections import OWN_USER, ClientLiveness, Holder
 from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener
@@ -43,22 +42,11 @@ class Gateway:
     that is being discarded; ``access`` knows the connections, the protocol the leases.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        access: Access,
-        children: Supervisor,
-        directory: Directory,
-        unread: UnreadMemory,
-        loop: Loop,
-        protocol: HubProtocol,
-        unread_bytes_max: int,
-    ) -> None:
+    def __init__(self, router: Router, children: Supervisor, directory: Directory, unread: UnreadMemory) -> None:
         """Supervise the connections of ``router``, once it is open."""
-        # A client of the proxy may have sent ``unread_bytes_max`` that the hub has not read.
-        self._router, self._access, self._children = router, access, children
-        self._directory, self._unread, self._loop = directory, unread, loop
-        self._protocol, self._unread_bytes_max = protocol, unread_bytes_max
+        self._router, self._children, self._loop = router, children, children.loop
+        self._directory, self._unread = directory, unread
+        access, protocol = self._access, self._protocol = directory.access, directory.protocol
         self._liveness = ClientLiveness(protocol, access.silence_s, directory.name_of)
         self._ping = Prelude(Op.PING, protocol.hub_id, prelude.NO_SESSION, 0).pack()
         self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
@@ -86,7 +74,9 @@ class Gateway:
             for listening in listener.proxied:
                 self._guard.listens(listening.fileno())
             access = self._access
-            access.proxy = ProxyHandle(self._children, access.handshake_ended, access.encrypted, self._unread_bytes_max)
+            access.proxy = ProxyHandle(
+                self._children, access.handshake_ended, access.encrypted, access.unread_bytes_max
+            )
             access.proxy.start(listener.proxied, listener.bind_unnamed())
         for text in binds:
             if not is_ipc[text]:

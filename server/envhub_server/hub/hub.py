@@ -35,9 +35,8 @@ from envhub.transport.sockets import Router
 from envhub.values import codec
 from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
-from envhub_server.catalog.registry import ForkedImports
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
-from envhub_server.hub.biography import KILLED, Ending, SlowRequests
+from envhub_server.hub.biography import KILLED, Ending
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
 from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
@@ -125,42 +124,36 @@ class Hub:
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
 
     def _make_network(self) -> None:
-        config, loop = self.config, self._loop
-        unfinished_bytes_max = int(UNFINISHED_SHARE * config.message_bytes_max)
-        access = self._access = Access(config.keys, config.insecure, unfinished_bytes_max)
+        config = self.config
+        access = self._access = Access(config.keys, config.insecure, int(UNFINISHED_SHARE * config.message_bytes_max))
         headers = codec.KNOWN if config.private else codec.STRANGERS
         protocol = self._protocol = HubProtocol(self.id, config.lease, config.sessions_max, headers)
         directory = self._directory = Directory(protocol, access)
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
-        self._gateway = Gateway(
-            router, access, self.supervisor, directory, self._unread, loop, protocol, unfinished_bytes_max
-        )
+        self._gateway = Gateway(router, self.supervisor, directory, self._unread)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
-        config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
+        config, protocol, directory = self.config, self._protocol, self._directory
         self._compression = BackgroundThread(self._poller, "envhub-compression")
-        services = Services(
-            poller=self._poller,
-            supervisor=self.supervisor,
-            protocol=protocol,
-            clock=self._clock,
-            events=self._events,
-            forked_imports=ForkedImports(),
-            unread=self._unread,
-            transferred=directory.transferred,
-            forget=directory.forget,
-            compression=self._compression,
-            slow=SlowRequests(),
-        )
         self._replays: ReplayWriter | None = None
         if config.replays is not None:
             self._replays = ReplayWriter(config.replays, config.replays_bytes_max, self._poller)
         self._side_socket = SideSocket(self._poller, directory.connect_side)
-        offers = self._offers = Offers(config, self.supervisor, protocol, self._loop, on_listed)
-        self._requests = HubRequests(
-            config, services, access, directory, self._gateway, offers, self._replays, self._side_socket, self._loop
+        services = Services(
+            loop=self._loop,
+            supervisor=self.supervisor,
+            protocol=protocol,
+            events=self._events,
+            unread=self._unread,
+            side_socket=self._side_socket,
+            transferred=directory.transferred,
+            forget=directory.forget,
+            compression=self._compression,
+            replays=self._replays,
         )
+        offers = self._offers = Offers(config, self.supervisor, protocol, on_listed)
+        self._requests = HubRequests(config, services, directory, self._gateway, offers)
         actions = self._requests.operations.actions
         actions.update({AT_END: self._drain}, drain=self._drain, reload=lambda order: self.reload(order.holder.actor))
         # For the loop, which reads them at each step.

@@ -33,12 +33,9 @@ from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.status import SessionTable
 from envhub_server.ipc.factories_memory import held
 from envhub_server.log import log
-from envhub_server.loop import Loop
 from envhub_server.memory.session_memory import INFO_BYTES, ArenaBudget, UnreadObservations
 from envhub_server.network import descriptor_guard
-from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
-from envhub_server.network.listener import SideSocket
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.replay import name_beginning
@@ -57,17 +54,13 @@ class Offers:
     """Offers of one hub. It owns the LIST requests that wait for the names."""
 
     def __init__(
-        self,
-        config: HubConfig,
-        supervisor: Supervisor,
-        protocol: HubProtocol,
-        loop: Loop,
-        on_listed: Callable[[], None],
+        self, config: HubConfig, supervisor: Supervisor, protocol: HubProtocol, on_listed: Callable[[], None]
     ) -> None:
         """Call ``on_listed`` once, when it is known which envs are ready."""
         self.registry = config.registry()  # what can be made
         self.listing = Listing(supervisor, self.registry)  # the names of the envs, and which of them are ready
-        self._supervisor, self._protocol, self._loop, self._on_listed = supervisor, protocol, loop, on_listed
+        self._supervisor, self._protocol, self._on_listed = supervisor, protocol, on_listed
+        self._loop = supervisor.loop
         self._is_listed = False  # True once it is known which envs are ready
         self._waiting: list[Incoming] = []  # LIST requests
 
@@ -134,35 +127,17 @@ class HubRequests:
     """
 
     def __init__(
-        self,
-        config: HubConfig,
-        services: Services,
-        access: Access,
-        directory: Directory,
-        gateway: Gateway,
-        offers: Offers,
-        replays: ReplayWriter | None,
-        side_socket: SideSocket,
-        loop: Loop,
+        self, config: HubConfig, services: Services, directory: Directory, gateway: Gateway, offers: Offers
     ) -> None:
         self.config, self._services, self._protocol = config, services, services.protocol
-        self._access, self._directory = access, directory
+        self._access, self._directory = directory.access, directory
         self._budget = ArenaBudget(config.arena_bytes_max)  # of all clients
         self.usage = ClientUsage(self._budget, directory)
-        self._gateway, self._offers, self._replays, self._side_socket = gateway, offers, replays, side_socket
+        self._gateway, self._offers, self._replays = gateway, offers, services.replays
         self.observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
-        self.table = SessionTable(directory, loop, services.slow)
-        self.operations = Operations(
-            self._protocol,
-            directory,
-            access,
-            self.table,
-            self.usage,
-            self.observations,
-            loop,
-            lambda holder: hides_folders(self.config, holder),
-        )
+        self.table = SessionTable(directory, services.loop, services.slow)
+        self.operations = Operations(directory, self.table, self.usage, self.observations, services.loop, self._hides)
 
     def use(self, config: HubConfig) -> None:
         """Go on with another configuration; sessions that exist keep what they were made with."""
@@ -173,6 +148,9 @@ class HubRequests:
             self._replays.bytes_max = config.replays_bytes_max
         if any(getattr(before, name) != getattr(config, name) for name in OFFERS):
             self._offers.replace(config.registry())
+
+    def _hides(self, holder: Holder) -> bool:
+        return hides_folders(self.config, holder)
 
     @property
     def _kept(self) -> ReplayWriter | None:
@@ -285,7 +263,7 @@ class HubRequests:
     def _early_refusal(self, request: Incoming, holder: Holder) -> Failure | None:
         """Refuse what needs no further look; done before all else, for each name that is not offered costs a search."""
         # An ATTACH counts because it gives the session another token, and each token has lines of its own in the log.
-        if why := self.usage.count("makes", holder, self._services.clock.now_s()):
+        if why := self.usage.count("makes", holder, self._services.loop.clock.now_s()):
             return Failure("limit", "hub", why)
         method = request.message.compression
         if method and method not in (methods := compression.available()):
@@ -320,21 +298,14 @@ class HubRequests:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.uniform)
         make, factories = held(planned.make)
         try:
-            runtime = SessionRuntime(
-                self._directory.next_number,
-                request.token,
-                make,
-                planned.recipe,
-                self._services,
-                self._side_socket.open,
-                holder.name,
-                self.usage.budget(holder),
-                factories,
-            )
+            number, budget = self._directory.next_number, self.usage.budget(holder)
+            services, recipe = self._services, planned.recipe
+            runtime = SessionRuntime(number, request.token, make, recipe, services, holder.name, budget)
         except OSError:
             if factories >= 0:
                 os.close(factories)
             raise
+        runtime.factories = factories
         runtime.imports_key = planner.imports_key(make, planned.recipe)
         runtime.zygote = self._services.supervisor.zygotes.find(runtime.imports_key)
         rules = replace(planned.rules, has_zygote=runtime.zygote is not None)
@@ -376,8 +347,8 @@ class HubRequests:
             "hub": f"{self._protocol.hub_id:016x}",
             "uptime_s": time.monotonic() - self._began_s,
             "sessions": len(self._directory.sessions),
-            "loop_lag_s": self._services.clock.lag_s(),
-            "unready": hide_folders_in(unready) if hides_folders(self.config, holder) else unready,
+            "loop_lag_s": self._services.loop.clock.lag_s(),
+            "unready": hide_folders_in(unready) if self._hides(holder) else unready,
         }
 
     def counters(self) -> dict[str, Any]:

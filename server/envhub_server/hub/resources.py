@@ -21,9 +21,9 @@ from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import ForkedImports, Recipe
 from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending, SlowRequests, Subject
-from envhub_server.hub.replay_keeper import ReplayKeeper
+from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
 from envhub_server.log import Logger, log
-from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
+from envhub_server.loop import BackgroundThread, Loop, Ringer
 from envhub_server.memory.lost_rows import LostWorkerRows
 from envhub_server.memory.session_memory import (
     ArenaBudget,
@@ -36,6 +36,7 @@ from envhub_server.memory.session_memory import (
     row_frames,
 )
 from envhub_server.network.connections import Holder
+from envhub_server.network.listener import SideSocket
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, SessionZygote, SnapshotProcess, WorkerHandle
@@ -67,17 +68,18 @@ class Attaching(NamedTuple):
 class Services:
     """Resources that all sessions of a hub have in common."""
 
-    poller: Poller
+    loop: Loop
     supervisor: Supervisor
     protocol: HubProtocol
-    clock: Clock
     events: Events
-    forked_imports: ForkedImports
     unread: UnreadMemory
+    side_socket: SideSocket
     transferred: Callable[[int, Attaching], None]  # when the session of a number is about to be another client's
     forget: Callable[[bytes], None]  # when a token is of no session any more
     compression: BackgroundThread
-    slow: SlowRequests
+    replays: ReplayWriter | None  # None where none are kept
+    forked_imports: ForkedImports = field(default_factory=ForkedImports)
+    slow: SlowRequests = field(default_factory=SlowRequests)
 
 
 @dataclass
@@ -106,21 +108,12 @@ class SessionResources(Subject):
     """Resources of one session on this machine, and the rows in its arena."""
 
     def __init__(
-        self,
-        number: int,
-        token: bytes,
-        make: Make,
-        recipe: Recipe,
-        services: Services,
-        tickets: bool,
-        owner: str,
-        budget: ArenaBudget,
-        factories: int = -1,
+        self, number: int, token: bytes, make: Make, recipe: Recipe, services: Services, owner: str, budget: ArenaBudget
     ) -> None:
         self.number, self.services = number, services  # its events carry its number, which never changes
         self.token, self.name = token, token[:NAME_BYTES].hex()  # a takeover changes the token, and not the name
         self.former_tokens: deque[bytes] = deque(maxlen=FORMER_TOKENS_MAX)  # of clients that it was taken over from
-        self.life = Biography(services.clock.now_s())
+        self.life = Biography(services.loop.clock.now_s())
         self.state: SessionMachine  # refers to this; deleted with the session, so that all of it goes at once
         # The name of its client, empty for the hub's user, and the budget of that client's shared memory.
         self.owner, self.budget = owner, budget
@@ -136,12 +129,11 @@ class SessionResources(Subject):
         self.snapshots: dict[int, SnapshotProcess] = {}  # by serial number
         self.snapshot_measured_s = -math.inf  # when the memory of one was read last
         self.imports_key = ""  # by which other sessions use it, too; empty if none may
-        self.factories = factories  # the memory of pickled factories, which the session closes; -1 for none
+        self.factories = -1  # the memory of pickled factories, which the session closes; -1 for none
         self.memory: SessionMemory | None = None  # its arena, once there is one
         self.lost_rows: LostWorkerRows | None = None  # completes rows in place of processes, once there is an arena
-        self.lane = SharedLaneGrant(services.poller)  # of the client that may drive
+        self.lane = SharedLaneGrant(services.loop.poller)  # of the client that may drive
         self.side: socket.socket | None = None  # the socket of a client that has shown the ticket
-        self._tickets = tickets
         self.ticket = self.new_ticket()  # for the side socket, once; empty where there is none
         self.arrived = deque[Incoming]()  # requests that wait in the queue
         self.under_way: Incoming | None = None  # the last one that was handled
@@ -157,10 +149,10 @@ class SessionResources(Subject):
         self._client_ringer = Ringer()
         self.done_bell = new_bell()  # by which the processes wake the hub
         # The bell is never read. By edges each ring is reported once, with a system call less.
-        services.poller.register(self.done_bell, self.on_ready, edges=True)
+        services.loop.poller.register(self.done_bell, self.on_ready, edges=True)
 
     def new_ticket(self) -> bytes:
-        return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
+        return secrets.token_bytes(TICKET_BYTES) if self.services.side_socket.open else b""
 
     def refuse_side(self) -> None:
         if self.side is not None:

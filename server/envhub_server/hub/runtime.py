@@ -129,7 +129,7 @@ class SessionRuntime(SessionResources):
             for row in [row for row, number in infos.numbers.items() if request[row] != number]:
                 infos.take(row)
         used = dict[int, int]()
-        if self.state.supervision.measures(self.services.clock.now_s()):
+        if self.state.supervision.measures(self.services.loop.clock.now_s()):
             pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
             orphans = self.services.supervisor.orphans()
             used = {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
@@ -156,7 +156,7 @@ class SessionRuntime(SessionResources):
         lost_rows = self.lost_rows
         if lost_rows is not None and lost_rows.copies is not None and method in _KEEPING:
             lost_rows.keep_objects()
-        method(self.state, self.services.clock.now_s(), *facts)
+        method(self.state, self.services.loop.clock.now_s(), *facts)
 
     def _keep(self, event: Any) -> None:
         """Keep an event until the reply that is compressed is sent; or send it, and go on with those that were kept."""
@@ -220,7 +220,7 @@ class SessionRuntime(SessionResources):
 
     def _note_restart(self, worker: int, row: int | None, why: str) -> None:
         why = hide_folders_in(why) if self.state.launcher.rules.hide_folders else why
-        self.life.reasons.append((self.services.clock.now_s(), worker, row, shortened(why, TEXT_CHARS_MAX)))
+        self.life.reasons.append((self.services.loop.clock.now_s(), worker, row, shortened(why, TEXT_CHARS_MAX)))
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""
@@ -333,7 +333,7 @@ class SessionRuntime(SessionResources):
 
     def _measure_a_snapshot(self) -> None:
         """Report the memory of one in turn: it grows as the worker that it is a copy of writes to what they share."""
-        now_s = self.services.clock.now_s()
+        now_s = self.services.loop.clock.now_s()
         if not self.snapshots or now_s < self.snapshot_measured_s + SNAPSHOT_MEASURE_S:
             return
         self.snapshot_measured_s, serial = now_s, next(iter(self.snapshots))
@@ -400,7 +400,7 @@ class SessionRuntime(SessionResources):
         assert memory is not None and lost_rows is not None
         objects = lost_rows.objects(slot)
         if slot in lost_rows.losses:
-            self.services.poller.unregister(memory.slot_bells[slot])
+            self.services.loop.poller.unregister(memory.slot_bells[slot])
             lost_rows.losses.pop(slot)
         if process in self.workers:
             self.serving[slot] = self.workers[process]
@@ -507,7 +507,7 @@ class SessionRuntime(SessionResources):
         assert lost_rows is not None
         if slot not in lost_rows.losses:
             # The bell is never read, since its client could make that block. By edges each ring is reported once.
-            self.services.poller.register(lost_rows.memory.slot_bells[slot], self.on_ready, edges=True)
+            self.services.loop.poller.register(lost_rows.memory.slot_bells[slot], self.on_ready, edges=True)
         self.report_completed(lost_rows.take(slot, loss, left))
 
     def finish_steps(self, slot: int, loss: WorkerLoss) -> None:
@@ -579,8 +579,8 @@ class SessionRuntime(SessionResources):
             self.drop_snapshot(serial)
         if (lost_rows := self.lost_rows) is not None:
             for slot in lost_rows.losses:
-                self.services.poller.unregister(lost_rows.memory.slot_bells[slot])
-        self.services.poller.unregister(self.done_bell)
+                self.services.loop.poller.unregister(lost_rows.memory.slot_bells[slot])
+        self.services.loop.poller.unregister(self.done_bell)
         os.close(self.done_bell)
         if self.factories >= 0:
             os.close(self.factories)
@@ -592,7 +592,7 @@ class SessionRuntime(SessionResources):
             nbytes, ref = memory.nbytes, memory.arena.memory_ref()
             memory.close()
             del memory.arena, memory.driver, memory.frames
-            now_s = self.services.clock.now_s()
+            now_s = self.services.loop.clock.now_s()
             self.services.unread.add(ref, nbytes, self.budget, self.connections, now_s)
 
     def _label(self) -> None:

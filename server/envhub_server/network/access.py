@@ -53,7 +53,7 @@ class Access:
     """Client of each connection of one hub, and the connections to end."""
 
     def __init__(self, keys: Path | None, insecure: bool, unread_bytes_max: int) -> None:
-        self._unread_bytes_max = unread_bytes_max
+        self.unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
         self.zap: zmq.Socket[bytes] | None = None  # by which libzmq asks; None while there are no tcp addresses
@@ -318,8 +318,8 @@ class Access:
         """Read the keys again if they have changed; returns the connections to be ended now."""
         late = f"it has sent nothing within {connections.HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
-        much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        ends += [(connection, much) for connection in self.connections.unread(self._unread_bytes_max, now_s)]
+        much = f"its client has sent over {self.unread_bytes_max} bytes of messages that do not end"
+        ends += [(connection, much) for connection in self.connections.unread(self.unread_bytes_max, now_s)]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S

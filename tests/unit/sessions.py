@@ -10,7 +10,7 @@ from typing import Any
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, Closing, Mapped
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
-from envhub_server.session.launcher import Machine, Restarts, WorkerCount, WorkerRules
+from envhub_server.session.launcher import Launcher, Machine, Restarts, WorkerCount, WorkerRules
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
 from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase
@@ -18,6 +18,7 @@ from recorder import Answer, Effect, Recorder, Tell, events
 
 from envhub.protocol.messages import Done, Failure, Make, Send
 
+NO_RULES = WorkerRules()
 MACHINE = Machine((0, 1, 2, 3), 4, quota=True)  # with which nobody spins
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
 INFO_BYTES = 64
@@ -35,8 +36,17 @@ class Session(SessionMachine):
 
     effects: Recorder
 
-    def __init__(self, *about: Any) -> None:
-        super().__init__(Recorder(), *about)
+    def __init__(
+        self,
+        make: Make,
+        recipe: Recipe,
+        count: WorkerCount | None,
+        info_bytes: int,
+        machine: Machine,
+        restarts: Restarts,
+        rules: WorkerRules = NO_RULES,
+    ) -> None:
+        super().__init__(Launcher(make, recipe, rules, machine, restarts, Recorder()), count, info_bytes)
 
     def handle(self, event: Any, now_s: float = 0.0) -> list[Effect]:
         """Tell the session what has happened; the calls of its effects."""

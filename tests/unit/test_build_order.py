@@ -16,9 +16,9 @@ from envhub_server.session.building import (
     lacking,
     separate,
 )
-from envhub_server.session.launcher import NO_RULES, Launcher, Machine, WorkerCount, WorkerRules, interpreter_of
+from envhub_server.session.launcher import Launcher, Machine, WorkerCount, WorkerRules, interpreter_of
 from recorder import Recorder
-from sessions import RECIPE, restarts
+from sessions import NO_RULES, RECIPE, restarts
 
 from envhub.protocol.messages import Faults, Hosting, Make, ProgramEnvironment, Recycle
 

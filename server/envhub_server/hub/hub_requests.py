@@ -40,7 +40,7 @@ from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.replay import name_beginning
 from envhub_server.session.building import SHARE
-from envhub_server.session.launcher import Machine, Restarts
+from envhub_server.session.launcher import Launcher, Machine, Restarts
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.supervision import logged, unready_failure
 
@@ -309,8 +309,8 @@ class HubRequests:
         runtime.imports_key = planner.imports_key(make, planned.recipe)
         runtime.zygote = self._services.supervisor.zygotes.find(runtime.imports_key)
         rules = replace(planned.rules, has_zygote=runtime.zygote is not None)
-        count, machine = planned.count, planned.machine
-        runtime.state = SessionMachine(runtime, make, planned.recipe, count, INFO_BYTES, machine, restarts, rules)
+        launcher = Launcher(make, planned.recipe, rules, planned.machine, restarts, runtime)
+        runtime.state = SessionMachine(launcher, planned.count, INFO_BYTES)
         if (replays := self._kept) is not None:
             is_vector, bytes_max = planned.recipe.settings.vector, self.config.trace_bytes_max
             runtime.replays = ReplayKeeper(replays, runtime.interpreter, is_vector, bytes_max)

@@ -141,7 +141,11 @@ class WorkerRules:
     snapshots_max: int = 256  # processes that are snapshots; 0 forbids them
 
 
-NO_RULES = WorkerRules()
+# Fields of MAKE that a worker gets as they are.
+OF_MAKE = (
+    *("kwargs", "factories", "python", "autoreset_mode", "observation_mode", "runner", "wrappers", "wrapper_kwargs"),
+    *("columns", "row_offset", "snapshots"),
+)
 
 
 def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
@@ -228,19 +232,10 @@ class Launcher:
             worker=slot.index,
             rows=list(slot.rows),
             name=recipe.name,
-            kwargs=make.kwargs,
             kwargs_each=self._kwargs_each(slot),
-            factories=make.factories,
-            python=make.python,
             entry=recipe.entry,
             modules=list(recipe.modules),
-            autoreset_mode=make.autoreset_mode,
-            observation_mode=make.observation_mode,
-            runner=make.runner,
-            wrappers=make.wrappers,
-            wrapper_kwargs=make.wrapper_kwargs,
             allow_pickle=make.program_environment is not None and not recipe.settings.python,
-            columns=make.columns,
             first_only=self.count is None,
             says_imported=self.has_zygote is None,
             cpu=self._cpu(slot),
@@ -255,9 +250,8 @@ class Launcher:
             setups=self._setups,
             setup=make.worker_setup_code,
             info_bytes_max=rules.info_bytes_max,
-            row_offset=make.row_offset,
             incarnation=self.restarts.count(slot.index) + slot.recycled,
-            snapshots=make.snapshots,
+            **{name: getattr(make, name) for name in OF_MAKE},
             **_program_environment(make.program_environment, recipe),
         )
 

@@ -16,11 +16,10 @@ from typing import Any, TypeVar, cast
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import Failure, Make
-from envhub_server.catalog.registry import Recipe
+from envhub.protocol.messages import Failure
 from envhub_server.session.building import EnvBuilding, WorkerSizing
-from envhub_server.session.effects import Effects, RowBlobs
-from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerCount, WorkerRules
+from envhub_server.session.effects import RowBlobs
+from envhub_server.session.launcher import Launcher, WorkerCount
 from envhub_server.session.replacement import Recycling, Replacement, Spares
 from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
 from envhub_server.session.slots import Stage
@@ -137,25 +136,14 @@ class Ownership:
 class SessionState:
     """One vector env, of one client at a time."""
 
-    def __init__(
-        self,
-        effects: Effects,
-        make: Make,
-        recipe: Recipe,
-        count: WorkerCount | None,
-        info_bytes: int,
-        machine: Machine,
-        restarts: Restarts,
-        rules: WorkerRules = NO_RULES,
-    ) -> None:
+    def __init__(self, launcher: Launcher, count: WorkerCount | None, info_bytes: int) -> None:
         """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
-        self.effects, self.make = effects, make
+        self.launcher, self.effects, self.make = launcher, launcher.effects, launcher.make
         self.phase = Phase.BUILDING
         self.shutdown = SHUTTING_DOWN  # the failure of requests once the hub shuts down
         self.abandoned: Failure | None = None  # why the session is ended without a CLOSE
         self.made: messages.Made | None = None  # the description for the client, once the session is made
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)  # the names of the last methods that were called
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, restarts, effects)
         self.slots, self.deadlines = launcher.slots, launcher.deadlines
         self.sizing = WorkerSizing(launcher, count)
         self.building = EnvBuilding(launcher, self.sizing, info_bytes)

@@ -152,9 +152,9 @@ def validate(state: SessionMachine) -> None:
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase is not Phase.MOVING
     assert asked or ownership.takeover_pending or state.phase not in MAKING
-    assert ownership.driver is Driver.HUB or not state.partial_batches.rows_out
+    assert ownership.driver is Driver.HUB or not state.requests.rows_out
     assert ownership.takeover_pending or ownership.let_go_by_s == math.inf
-    assert not state.partial_batches.waiting or state.partial_batches.rows_out
+    assert not state.requests.waiting or state.requests.rows_out
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)
     assert state.phase is not Phase.CLOSING or slots.alive

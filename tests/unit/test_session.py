@@ -370,7 +370,7 @@ def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
     sizing = WorkerCount(workers, "as the test wants it")
     make = Make(8, "CartPole-v1", spin_us=wanted_us)
     session = Session(make, RECIPE, sizing, INFO_BYTES, Machine((0, 1, 2, 3), 4), restarts())
-    assert (session.sizing.worker_spin_us, session.sizing.driver_spin_us) == (worker_us, driver_us)
+    assert (session.building.worker_spin_us, session.building.driver_spin_us) == (worker_us, driver_us)
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:

@@ -307,7 +307,7 @@ class Hub:
             return
         runtime.last_request_ns = time.monotonic_ns()
         if request.op is Op.STEP:
-            self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
+            self._spinner = self._workers_spinner if runtime.state.building.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:

@@ -521,7 +521,7 @@ class SessionRuntime(SessionResources):
         assert memory is not None and side is not None
         self.ticket, self.side = b"", None
         descriptors = [memory.descriptor, memory.client_bell, *memory.slot_bells]
-        spin_us = self.state.sizing.driver_spin_us
+        spin_us = self.state.building.driver_spin_us
         shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.slots), spin_us)
         if not self.lane.send_memory(side, shared, descriptors, self.on_ready):
             self.report(SessionMachine.on_side_closed, True)

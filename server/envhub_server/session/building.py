@@ -108,18 +108,20 @@ def crowded_text(num_envs: int, workers: int) -> str:
     )
 
 
-class WorkerSizing:
-    """The number of workers of one session."""
+class EnvBuilding:
+    """Makes the envs of one session, by a number of workers. A method returns a ``Failure`` if they cannot be made."""
 
-    def __init__(self, launcher: Launcher, count: WorkerCount | None) -> None:
-        """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
-        self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
-        self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
+    def __init__(self, launcher: Launcher, count: WorkerCount | None, info_bytes: int) -> None:
+        """Make the envs by ``count`` workers; if it is None, the first envs decide once these are made."""
+        self._make, self._recipe, self._slots = launcher.make, launcher.recipe, launcher.slots
+        self._launcher, self._info_bytes, self._effects = launcher, info_bytes, launcher.effects
         launcher.count = count
         self.worker_spin_us = self.driver_spin_us = 0  # for which each worker, and the driver, spins before it parks
         self._shared_notified = False
-        first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
+        first = first_workers(self._make.name, self._make.num_envs, launcher.machine.cpus)
         self._resize(first if count is None else count.workers)
+
+    # --- the number of workers ----------------------------------------------------------------------------------------
 
     def _resize(self, workers: int) -> None:
         workers = max(1, min(workers, self._make.num_envs))
@@ -128,32 +130,28 @@ class WorkerSizing:
         self.worker_spin_us, self.driver_spin_us = self._spin_us(workers), self._spin_us(workers + 1)
 
     def _spin_us(self, processes: int) -> int:
-        machine, wanted_us = self._machine, self._make.spin_us
+        machine, wanted_us = self._launcher.machine, self._make.spin_us
         return spin_us(processes, machine.cpus, machine.quota) if wanted_us is None else wanted_us
 
     def workers_max(self, making: bool) -> int:
         """The number of workers; until the envs are made, the largest possible number."""
         count = self._launcher.count
         grows = count is None or (making and not count.chosen)
-        later = min(self._make.num_envs, self._machine.workers_max) if grows else 0
+        later = min(self._make.num_envs, self._launcher.machine.workers_max) if grows else 0
         return max(len(self._slots), later)
 
-    # --- the decision -------------------------------------------------------------------------------------------------
-
-    def decide(self, count: WorkerCount) -> None:
+    def _decide(self, count: WorkerCount) -> None:
         self._launcher.count = count
         self._resize(count.workers)
 
-    def separable(self, slot: Slot) -> bool:
+    def _separable(self, slot: Slot) -> bool:
         """True if the process of this slot must make more than one env, and no user asked for that."""
         count = self._launcher.count
         decided = count is None or count.chosen or count.crowded or self._recipe.settings.vector
-        enough = self._make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
+        enough = self._make.num_envs <= max(self._launcher.machine.workers_max, self._launcher.machine.cpus)
         return not decided and len(slot.rows) > 1 and enough
 
-    # --- what others learn --------------------------------------------------------------------------------------------
-
-    def notify_if_crowded(self) -> None:
+    def _notify_if_crowded(self) -> None:
         if self._launcher.count is not None and self._launcher.count.crowded:
             # Event: There is no room for a process per env: envs share processes.
             self._effects.notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))
@@ -170,15 +168,6 @@ class WorkerSizing:
             # Event: Envs that share a process change what they have in common.
             self._effects.notify("process_state_shared", text)
 
-
-class EnvBuilding:
-    """Makes the envs of one session. A method returns a ``Failure`` if they cannot be made."""
-
-    def __init__(self, launcher: Launcher, sizing: WorkerSizing, info_bytes: int) -> None:
-        self._make, self._recipe, self._slots = launcher.make, launcher.recipe, launcher.slots
-        self._launcher, self._sizing, self._info_bytes = launcher, sizing, info_bytes
-        self._effects = launcher.effects
-
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def on_session_made(self, now_s: float) -> None:
@@ -186,7 +175,7 @@ class EnvBuilding:
         if self._launcher.has_zygote is None:
             count = 1  # the others start once it has imported what they are to have
         self._launcher.start([*self._slots][:count], now_s)
-        self._sizing.notify_if_crowded()
+        self._notify_if_crowded()
 
     def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> None:
         """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
@@ -198,13 +187,13 @@ class EnvBuilding:
             return
         first = [each.first for each in begun if each.first is not None]
         may_share = bool(self._launcher.rules.hosting.shares_process)
-        self._sizing.decide(count_workers(self._make.num_envs, first, self._launcher.machine, may_share))
+        self._decide(count_workers(self._make.num_envs, first, self._launcher.machine, may_share))
         for each in begun:
             each.stage = Stage.BUILDING
         self._launcher.start_missing(now_s)
         for each in begun:
             self._effects.tell(each.number, self._launcher.order_rest(self._slots[each.slot_index]))
-        self._sizing.notify_if_crowded()
+        self._notify_if_crowded()
 
     def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> None:
         """Start the other workers, once the first has loaded the code that makes its envs."""
@@ -218,7 +207,7 @@ class EnvBuilding:
     def _separate(self, slot: Slot, now_s: float) -> None:
         why = "not all of its envs are known to share one well"
         begun = [each.process for each in self._slots if each.process is not None]
-        self._sizing.decide(separate(self._make.num_envs, why))
+        self._decide(separate(self._make.num_envs, why))
         for process in begun:
             process.made, process.rebuild = None, True
         # Event: Not all envs of a process are known to share one well: each env gets its own.
@@ -230,7 +219,7 @@ class EnvBuilding:
     def on_built(self, process: Process, built: control.Built, now_s: float) -> Failure | None:
         slot = self._slots[process.slot_index]
         fits = built.may_share_process or self._launcher.rules.hosting.shares_process
-        if self._sizing.separable(slot) and not fits:
+        if self._separable(slot) and not fits:
             self._separate(slot, now_s)
             return None
         process.made, process.stage, process.built = built, Stage.BUILT, len(slot.rows)
@@ -250,7 +239,7 @@ class EnvBuilding:
             first.observation_spaces[0],
             action_space,
             self._make.observation_mode,
-            self._sizing.worker_spin_us,
+            self.worker_spin_us,
             slow_ms=launcher.rules.slow_ms,
         )
         try:

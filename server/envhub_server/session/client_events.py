@@ -68,7 +68,7 @@ class ClientEvents(SessionState):
         # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
         # A draining hub closes a session without a pending request.
         infos, deadlines = self.infos, self.deadlines
-        if self.ownership.driver is Driver.CLIENT or self.partial_batches.rows_out:
+        if self.ownership.driver is Driver.CLIENT or self.requests.rows_out:
             if problem := self.problem(quiescent):
                 self.fail(problem)
                 return
@@ -118,7 +118,7 @@ class ClientEvents(SessionState):
 
     @handles(messages.Send, Phase.READY)
     def on_send(self, now_s: float, send: messages.Send, quiescent: bool) -> None:
-        problem = self.problem(quiescent, partial=True) or self.partial_batches.problem(send)
+        problem = self.problem(quiescent, partial=True) or self.requests.part_problem(send)
         if problem is None:
             self.begin(Phase.READY, now_s)
             if misfit := self.effects.post_part():
@@ -126,7 +126,7 @@ class ClientEvents(SessionState):
         if problem is not None:
             self.fail(problem)
             return
-        self.partial_batches.rows_out += len(send.rows)
+        self.requests.rows_out += len(send.rows)
         if send.min_envs:
             self._wait_for_part(send.min_envs)
         else:
@@ -134,19 +134,21 @@ class ClientEvents(SessionState):
 
     @handles(messages.Receive, Phase.READY)
     def on_receive(self, now_s: float, receive: messages.Receive, quiescent: bool) -> None:
-        if self.partial_batches.rows_out:
+        if self.requests.rows_out:
             self._wait_for_part(receive.min_envs)
         else:
             self.answer(DONE)  # it has crossed the last results
 
     def _wait_for_part(self, min_envs: int) -> None:
         """Have the request wait for results; of too many that wait the oldest is answered without results."""
-        parts = self.partial_batches
-        self.requests.pending_reply = False
-        parts.wait(min_envs)
+        parts = self.requests
+        parts.pending_reply = False
+        parts.min_envs = min_envs  # also for those before it, from now on
+        parts.waiting += 1
+        self.effects.keep_waiting()
         if parts.waiting > WAITING_MAX:
             self.reply_part(self.effects.answer_part)
-        parts.take()
+        parts.take_part()
 
     @allowed_in(*LIVE)
     def on_part_done(
@@ -159,7 +161,7 @@ class ClientEvents(SessionState):
     ) -> None:
         """Answer the oldest request that waits with these done rows, or with one row that ``raised``, and no other."""
         # ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
-        parts, infos = self.partial_batches, self.infos
+        parts, infos = self.requests, self.infos
         if not parts.waiting:
             return
         if raised is None:
@@ -173,7 +175,7 @@ class ClientEvents(SessionState):
             self.reply_part(self.effects.fail_part, infos.failures.pop(raised, unknown))
         while parts.waiting and not parts.rows_out:
             self.reply_part(self.effects.answer_part)
-        parts.take()
+        parts.take_part()
 
     # --- other requests -----------------------------------------------------------------------------------------------
 
@@ -295,7 +297,7 @@ class ClientEvents(SessionState):
             self.close(now_s, close.terminate, "the program waited no longer")
             return
         # Earlier failures and requests are not reported any more.
-        self.requests.failure, self.partial_batches.waiting = None, 0
+        self.requests.failure, self.requests.waiting = None, 0
         self.close(now_s, close.terminate)
 
     @_ends_session

@@ -176,7 +176,7 @@ class SessionMachine(ClientEvents):
         elif slot is None:
             self.closing.tell()
             if was_leaving:
-                self.replacement.recycling.recycle(now_s)
+                self.replacement.recycle(now_s)
             else:
                 self.replacement.spares.on_exited(now_s)
         elif slot.successor is not None:
@@ -196,7 +196,7 @@ class SessionMachine(ClientEvents):
 
     @handles(control.EpisodesDone, *SERVING)
     def on_episodes_done(self, now_s: float, process: Process, done: control.EpisodesDone) -> None:
-        self.replacement.recycling.on_episodes_done(self.slots[process.slot_index], now_s)
+        self.replacement.on_episodes_done(self.slots[process.slot_index], now_s)
 
     @handles(control.HandedOver, *SERVING)
     def on_handed_over(self, now_s: float, process: Process, left: control.HandedOver) -> None:
@@ -287,7 +287,7 @@ class SessionMachine(ClientEvents):
 
     @handles(control.SharedChanged, *LIVE)
     def on_shared_changed(self, now_s: float, process: Process, changed: control.SharedChanged) -> None:
-        self.sizing.on_shared_changed(changed)
+        self.building.on_shared_changed(changed)
 
     @handles(control.Closing, *LIVE)
     def on_closing(self, now_s: float, process: Process, sent: control.Closing) -> None:
@@ -329,8 +329,8 @@ class SessionMachine(ClientEvents):
         self.launcher.start(replacement.to_restart(now_s), now_s)
         if now_s >= self.deadlines.spares_at_s:
             replacement.spares.fill(now_s)
-        replacement.recycling.on_measured(memory, now_s)
-        replacement.recycling.recycle(now_s)
+        replacement.on_measured(memory, now_s)
+        replacement.recycle(now_s)
 
     def _end_late(self, progress: Sequence[Progress | None], now_s: float) -> None:
         """Kill processes that do not close in time; once all are killed, CLOSE is answered, though one may not end."""

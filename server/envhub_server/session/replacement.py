@@ -94,66 +94,19 @@ def _leaves(slot: Slot) -> bool:
     return slot.told_to_leave and slot.serving is not None
 
 
-class Recycling:
-    """The planned end of processes that are old or large, or have run many episodes.
+class Replacement:
+    """Has another process serve a slot. A method returns a ``Failure`` if the session has broken.
 
-    A spare is made first. Then the process is told to leave its rows, and its slot gets the spare as if the process had
-    ended. A process of one env leaves between two episodes. One of several envs, or with SAME_STEP, leaves at once, and
-    its envs that are in an episode are truncated.
+    It also recycles processes that are old or large, or have run many episodes. A spare is made first. Then the process
+    is told to leave its rows, and its slot gets the spare as if the process had ended. A process of one env leaves
+    between two episodes. One of several envs, or with SAME_STEP, leaves at once, and its envs that are in an episode
+    are truncated.
     """
 
-    def __init__(self, launcher: Launcher, spares: Spares) -> None:
-        self._launcher, self._slots, self._spares = launcher, launcher.slots, spares
-
-    def next_age_s(self) -> float:
-        age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
-        serving = (slot for slot in self._slots if slot.serving is not None and not slot.needs_recycling)
-        return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
-
-    def on_episodes_done(self, slot: Slot, now_s: float) -> None:
-        slot.needs_recycling = slot.serving is not None
-        self.recycle(now_s)
-
-    def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
-        recycle = self._launcher.rules.hosting.recycle
-        for slot in self._slots:
-            if slot.serving is None:
-                continue
-            nbytes = memory.get(slot.serving.number, 0)
-            is_old = recycle.age_s and now_s >= slot.serves_since_s + recycle.age_s
-            if is_old or (recycle.memory_bytes and nbytes > recycle.memory_bytes):
-                slot.needs_recycling = True
-
-    def recycle(self, now_s: float) -> None:
-        """Have processes leave for which spares are ready, the oldest first, and have one more spare made."""
-        # A slot waits while its last process still closes its envs, so that it never has more than two processes.
-        if self._launcher.deadlines.waits_for_spares(now_s):
-            return
-        spares = self._slots.spares.values()
-        closing = {spare.slot_index for spare in spares if spare.stage is Stage.LEAVING}
-        old = [slot for slot in self._slots if slot.needs_recycling and slot.serving and slot.index not in closing]
-        for slot in sorted(old, key=lambda each: each.serves_since_s):
-            assert slot.process is not None
-            if slot.told_to_leave:
-                continue
-            if self._spares.free_for(slot):
-                slot.told_to_leave = True
-                cut = self._launcher.make.autoreset_mode == "SameStep" or len(slot.rows) > 1
-                self._launcher.effects.tell(slot.process.number, control.Leave(cut))
-                self._spares.fill(now_s)
-            elif not any(spare.stage is Stage.BUILDING for spare in spares):
-                self._launcher.start([slot], now_s, spare=True)
-
-
-class Replacement:
-    """Has another process serve a slot. A method returns a ``Failure`` if the session has broken."""
-
-    def __init__(
-        self, launcher: Launcher, requests: Requests, spares: Spares, recycling: Recycling, closing: EnvClosing
-    ) -> None:
+    def __init__(self, launcher: Launcher, requests: Requests, closing: EnvClosing) -> None:
         self._make, self._slots, self._launcher = launcher.make, launcher.slots, launcher
         self._restarts, self._effects, self._requests = launcher.restarts, launcher.effects, requests
-        self.spares, self.recycling, self._closing = spares, recycling, closing
+        self.spares, self._closing = Spares(launcher), closing
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -246,7 +199,7 @@ class Replacement:
             return
         self.spares.failed = 0
         self.replace_lost(now_s)
-        self.recycling.recycle(now_s)
+        self.recycle(now_s)
 
     def on_mapped(self, process: Process, now_s: float) -> None:
         slot = self._slots.of(process)
@@ -300,4 +253,45 @@ class Replacement:
         self.replace_lost(now_s)
         if slot.process is None:  # the spare has ended meanwhile
             self._launcher.start([slot], now_s)
-        self.recycling.recycle(now_s)
+        self.recycle(now_s)
+
+    # --- recycling ----------------------------------------------------------------------------------------------------
+
+    def next_age_s(self) -> float:
+        age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
+        serving = (slot for slot in self._slots if slot.serving is not None and not slot.needs_recycling)
+        return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
+
+    def on_episodes_done(self, slot: Slot, now_s: float) -> None:
+        slot.needs_recycling = slot.serving is not None
+        self.recycle(now_s)
+
+    def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
+        recycle = self._launcher.rules.hosting.recycle
+        for slot in self._slots:
+            if slot.serving is None:
+                continue
+            nbytes = memory.get(slot.serving.number, 0)
+            is_old = recycle.age_s and now_s >= slot.serves_since_s + recycle.age_s
+            if is_old or (recycle.memory_bytes and nbytes > recycle.memory_bytes):
+                slot.needs_recycling = True
+
+    def recycle(self, now_s: float) -> None:
+        """Have processes leave for which spares are ready, the oldest first, and have one more spare made."""
+        # A slot waits while its last process still closes its envs, so that it never has more than two processes.
+        if self._launcher.deadlines.waits_for_spares(now_s):
+            return
+        spares = self._slots.spares.values()
+        closing = {spare.slot_index for spare in spares if spare.stage is Stage.LEAVING}
+        old = [slot for slot in self._slots if slot.needs_recycling and slot.serving and slot.index not in closing]
+        for slot in sorted(old, key=lambda each: each.serves_since_s):
+            assert slot.process is not None
+            if slot.told_to_leave:
+                continue
+            if self.spares.free_for(slot):
+                slot.told_to_leave = True
+                cut = self._launcher.make.autoreset_mode == "SameStep" or len(slot.rows) > 1
+                self._launcher.effects.tell(slot.process.number, control.Leave(cut))
+                self.spares.fill(now_s)
+            elif not any(spare.stage is Stage.BUILDING for spare in spares):
+                self._launcher.start([slot], now_s, spare=True)

@@ -20,15 +20,24 @@ def refusal(text: str) -> Failure:
     return Failure("refused", "request", text)
 
 
+WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
+
+
 class Requests:
-    """The requests of one session, one at a time, and what the next process of a slot is told again."""
+    """The requests of one session, one at a time, and what the next process of a slot is told again.
+
+    SENDs and RECEIVEs may also wait for the results of rows of partial batches; they are answered in their order.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
-        self._make, self._effects = launcher.make, launcher.effects
+        self._make, self._slots, self._effects = launcher.make, launcher.slots, launcher.effects
         self._is_vector = launcher.recipe.settings.vector
         self.pending_reply = True  # True if a request waits for its answer; the first request is MAKE
         self.failure: Failure | None = None  # the failure of the pending request, or of the session
         self.attributes = SetAttributes()  # the attributes that were set on the envs
+        self.rows_out = 0  # how many rows of partial batches were posted and not received
+        self.waiting = 0  # how many requests wait for some of them
+        self.min_envs = 0  # how many rows the next reply is to have, by the last of these requests
 
     def record_failure(self, failure: Failure) -> None:
         """Note a failure of the request; the failure of the first env is reported."""
@@ -62,6 +71,21 @@ class Requests:
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None
+
+    # --- partial batches ----------------------------------------------------------------------------------------------
+
+    def part_problem(self, send: Send) -> Failure | None:
+        sizes = self._make.num_envs, len(self._slots)
+        if self._is_vector and not are_whole_workers(send.rows, *sizes):
+            return refusal(whole_workers_text(*sizes))
+        return None
+
+    def take_part(self) -> None:
+        """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
+        if self.waiting:
+            self._effects.take_part(min(self.min_envs, self.rows_out))
+
+    # --- attributes ---------------------------------------------------------------------------------------------------
 
     def on_attribute_set(self, slot: Slot, message: control.SetAttrRows) -> None:
         """Keep the values for the next envs of these rows."""
@@ -123,34 +147,3 @@ class RowInfos:
             number: slot.templates[number] for number in numbers for slot in self._slots if number in slot.templates
         }
         return Templates([*examples], [*examples.values()])
-
-
-WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
-
-
-class PartialBatches:
-    """The rows of partial batches, and the requests that wait for their results, which are answered in their order."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        self._make, self._slots, self._effects = launcher.make, launcher.slots, launcher.effects
-        self._is_vector = launcher.recipe.settings.vector
-        self.rows_out = 0  # how many rows were posted and not received
-        self.waiting = 0  # how many requests wait
-        self._min_envs = 0  # how many rows the next reply is to have, by the last of them
-
-    def problem(self, send: Send) -> Failure | None:
-        sizes = self._make.num_envs, len(self._slots)
-        if self._is_vector and not are_whole_workers(send.rows, *sizes):
-            return refusal(whole_workers_text(*sizes))
-        return None
-
-    def wait(self, min_envs: int) -> None:
-        """Have the request that is handled wait for these results, and those before it for as many from now on."""
-        self.waiting += 1
-        self._min_envs = min_envs
-        self._effects.keep_waiting()
-
-    def take(self) -> None:
-        """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
-        if self.waiting:
-            self._effects.take_part(min(self._min_envs, self.rows_out))

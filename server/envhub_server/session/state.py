@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
 from envhub.protocol.messages import Failure
-from envhub_server.session.building import EnvBuilding, WorkerSizing
+from envhub_server.session.building import EnvBuilding
 from envhub_server.session.effects import RowBlobs
 from envhub_server.session.launcher import Launcher, WorkerCount
-from envhub_server.session.replacement import Recycling, Replacement, Spares
-from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
+from envhub_server.session.replacement import Replacement
+from envhub_server.session.requests import Requests, RowInfos, refusal
 from envhub_server.session.slots import Stage
 from envhub_server.session.snapshots import Snapshots
 from envhub_server.session.supervision import EnvClosing, Supervision
@@ -145,16 +145,13 @@ class SessionState:
         self.made: messages.Made | None = None  # the description for the client, once the session is made
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)  # the names of the last methods that were called
         self.slots, self.deadlines = launcher.slots, launcher.deadlines
-        self.sizing = WorkerSizing(launcher, count)
-        self.building = EnvBuilding(launcher, self.sizing, info_bytes)
+        self.building = EnvBuilding(launcher, count, info_bytes)
         self.requests = Requests(launcher)
         self.infos = RowInfos(launcher.slots)
-        self.partial_batches = PartialBatches(launcher)
         self.ownership = Ownership()
         self.supervision = Supervision(launcher)
         self.closing = closing = EnvClosing(launcher)
-        spares = Spares(launcher)
-        self.replacement = Replacement(launcher, self.requests, spares, Recycling(launcher, spares), closing)
+        self.replacement = Replacement(launcher, self.requests, closing)
         self.snapshots = Snapshots(launcher, self.replacement, closing)
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
@@ -163,7 +160,7 @@ class SessionState:
     @property
     def processes(self) -> int:
         """The largest number of processes of the session; an upper bound until its first envs are made."""
-        return self.sizing.workers_max(self.phase is Phase.BUILDING) + (self.launcher.rules.hosting.spares or 0)
+        return self.building.workers_max(self.phase is Phase.BUILDING) + (self.launcher.rules.hosting.spares or 0)
 
     @property
     def recycled(self) -> int:
@@ -200,7 +197,7 @@ class SessionState:
             return math.inf
         if self.phase in OVER:
             return min(self.closing.next_s(), self.deadlines.drain_by_s)
-        planned_s = self.deadlines.next_s(self.slots, self.samples, self.replacement.recycling.next_age_s())
+        planned_s = self.deadlines.next_s(self.slots, self.samples, self.replacement.next_age_s())
         return min(planned_s, self.snapshots.next_s())
 
     @property
@@ -211,7 +208,7 @@ class SessionState:
             self.phase is not Phase.READY
             or ownership.driver is Driver.CLIENT
             or ownership.takeover_pending
-            or self.partial_batches.rows_out > 0
+            or self.requests.rows_out > 0
         )
         return busy or self.supervision.concerns_processes
 
@@ -232,12 +229,12 @@ class SessionState:
     def fail_all(self, failure: Failure) -> None:
         """Fail what is pending: a request, or the SENDs and RECEIVEs that wait."""
         self.fail(failure)
-        while self.partial_batches.waiting:
+        while self.requests.waiting:
             self.reply_part(self.effects.fail_part, failure)
 
     def reply_part(self, effect: Callable[..., None], *reply: Any) -> None:
         """Have an effect answer the oldest request that waits for results."""
-        self.partial_batches.waiting -= 1
+        self.requests.waiting -= 1
         self.requests.pending_reply = True
         self.reply(effect, *reply)
 
@@ -258,20 +255,20 @@ class SessionState:
     @property
     def awaits_request(self) -> bool:
         """True if the session is ready and no request that the hub drives is pending."""
-        parts = self.partial_batches
-        return self.phase is Phase.READY and not (self.requests.pending_reply or parts.rows_out or parts.waiting)
+        requests = self.requests
+        return self.phase is Phase.READY and not (requests.pending_reply or requests.rows_out or requests.waiting)
 
     def is_idle(self, quiescent: bool) -> bool:
         """True if no env runs; while the client drives, ``quiescent`` decides."""
         driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        busy = self.requests.pending_reply or self.partial_batches.rows_out or driven
+        busy = self.requests.pending_reply or self.requests.rows_out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
     def problem(self, quiescent: bool, partial: bool = False) -> Failure | None:
         """The reason why a request of the whole batch, or of a ``partial`` one, cannot begin now; None if it can."""
         if self.deadlines.draining:
             return self.shutdown
-        if self.partial_batches.rows_out and not partial:
+        if self.requests.rows_out and not partial:
             return refusal("envs are under way that RECEIVE has not returned")
         if self.ownership.driver is Driver.CLIENT and not quiescent:
             return refusal("a step that the client drives has not ended; wait for it")
@@ -323,10 +320,10 @@ class SessionState:
     def advance_takeover(self, quiescent: bool) -> None:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
         ownership = self.ownership
-        is_pending = self.phase is not Phase.READY or self.requests.pending_reply or self.partial_batches.waiting
+        is_pending = self.phase is not Phase.READY or self.requests.pending_reply or self.requests.waiting
         waits = ownership.lane is LaneName.SHARED or is_pending
         if ownership.takeover_pending and quiescent and not waits:
-            self.partial_batches.rows_out = 0
+            self.requests.rows_out = 0
             ownership.takeover_pending, ownership.driver = False, Driver.HUB
             self.effects.take_drive()
             self.effects.answer_attach()

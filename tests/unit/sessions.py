@@ -148,12 +148,12 @@ def only_tell(kind: type, calls: Iterable[Effect]) -> Any:
 
 def validate(state: SessionMachine) -> None:
     """Check what always holds between two events."""
-    ownership, asked, slots = state.ownership, state.requests.pending_reply, state.slots
+    asked, slots = state.requests.pending_reply, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase is not Phase.MOVING
-    assert asked or ownership.takeover_pending or state.phase not in MAKING
-    assert ownership.driver is Driver.HUB or not state.requests.rows_out
-    assert ownership.takeover_pending or ownership.let_go_by_s == math.inf
+    assert asked or state.takeover_pending or state.phase not in MAKING
+    assert state.driver is Driver.HUB or not state.requests.rows_out
+    assert state.takeover_pending or state.let_go_by_s == math.inf
     assert not state.requests.waiting or state.requests.rows_out
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
     assert state.phase is not Phase.ENDED or not (asked or slots.alive)

@@ -534,7 +534,7 @@ class FakeHub:
                 assert process in self.alive and slot not in self.serving, "two owners of a row"
                 self.serving[slot] = process
             case PostMessage() | PostStep():
-                assert not self.posted and self.session.ownership.driver is Driver.HUB
+                assert not self.posted and self.session.driver is Driver.HUB
                 self.posted = set(self.serving)
                 if not self.posted:
                     self.queue.append(events.RowsDone())
@@ -627,14 +627,14 @@ class FakeHub:
                 self.deliver(events.Elapsed(self.quiescent, (None,) * len(state.slots)))
             case "connect":
                 self.deliver(events.SideConnected(self.quiescent))
-            case "leave" if state.ownership.lane is LaneName.SHARED:
+            case "leave" if state.lane is LaneName.SHARED:
                 self.deliver(events.SideClosed(self.quiescent))
-            case "drive" if state.ownership.driver is Driver.CLIENT and self.serving:
+            case "drive" if state.driver is Driver.CLIENT and self.serving:
                 self.posted = set(self.serving)
-            case "done" if state.ownership.driver is Driver.CLIENT or state.phase is Phase.READY:
+            case "done" if state.driver is Driver.CLIENT or state.phase is Phase.READY:
                 self.posted.clear()
             case "attach" if state.attachable:
-                self.heirs += not self.session.ownership.takeover_pending  # the last of several is told
+                self.heirs += not self.session.takeover_pending  # the last of several is told
                 self.deliver(events.Attached(self.quiescent))
             case "end":
                 ends = [events.Abandoned(SHUTTING_DOWN), events.LeaseExpired()]
@@ -758,7 +758,7 @@ def test_client_does_not_drive_a_session_that_has_broken() -> None:
     session = shared(faults=Faults(restarts_max=0))
     session.request(Reset())
     found = session.exited(0)
-    assert session.phase is Phase.BROKEN and session.ownership.driver is Driver.HUB
+    assert session.phase is Phase.BROKEN and session.driver is Driver.HUB
     assert not every(GiveDrive, found)
 
 

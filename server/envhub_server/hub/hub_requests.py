@@ -360,7 +360,7 @@ class HubRequests:
             "restarts": restarts + self._directory.restarts_before,
             "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
             "steps_per_s": round(sum(each.life.steps_per_s or 0.0 for each in sessions), 1),
-            "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
+            "lanes": dict(Counter(each.state.lane.value for each in sessions)),
             "arena_bytes": sum(each.arena_bytes for each in sessions),
             "requests": self._gateway.requests,
             "replayed": protocol.replayed,

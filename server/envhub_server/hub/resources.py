@@ -299,7 +299,7 @@ class SessionResources(Subject):
         if not self.lost_rows.unrung:
             return
         self.lost_rows.unrung = False
-        if self.state.ownership.driver is Driver.CLIENT:
+        if self.state.driver is Driver.CLIENT:
             self.ring_client()
         else:
             # Not by the bell, which a worker may have filled.

@@ -86,14 +86,14 @@ class SessionRuntime(SessionResources):
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers sent that belongs to its answer."""
         self.arrived.append(request)
-        if request.op is Op.STEP and self.state.ownership.driver is Driver.HUB:
+        if request.op is Op.STEP and self.state.driver is Driver.HUB:
             self.services.events.append((self.number, STEP_REQUESTED))
             return
         if request.op is Op.CLOSE:
             if self.state.abandoned is not None:
                 self.life.end(self.ended)  # which its client answers by CLOSE
             self.life.end(self._ending_by_close(request))
-        drives = self.state.ownership.driver is Driver.CLIENT
+        drives = self.state.driver is Driver.CLIENT
         if self.lost_rows is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
             self.read_workers()
         self.report(SessionMachine.on_request, request.message, self.quiescent)
@@ -544,7 +544,7 @@ class SessionRuntime(SessionResources):
 
     def revoke(self) -> None:
         assert self.memory is not None
-        self.life.ended_lane = self.state.ownership.lane.value
+        self.life.ended_lane = self.state.lane.value
         self.lane.revoke(self.memory.arena)
 
     def recall(self) -> None:

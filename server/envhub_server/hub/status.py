@@ -99,7 +99,7 @@ class SessionTable:
             "age_s": round(now_s - life.made_s, 1),
             "idle_s": idle_s,
             "phase": state.phase.value,
-            "lane": state.ownership.lane.value,
+            "lane": state.lane.value,
             "leased": self._directory.is_leased(runtime),
             "steps": runtime.steps,
             "steps_per_s": None if life.steps_per_s is None else round(life.steps_per_s, 1),

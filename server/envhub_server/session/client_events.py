@@ -68,7 +68,7 @@ class ClientEvents(SessionState):
         # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
         # A draining hub closes a session without a pending request.
         infos, deadlines = self.infos, self.deadlines
-        if self.ownership.driver is Driver.CLIENT or self.requests.rows_out:
+        if self.driver is Driver.CLIENT or self.requests.rows_out:
             if problem := self.problem(quiescent):
                 self.fail(problem)
                 return
@@ -111,7 +111,7 @@ class ClientEvents(SessionState):
             self.answer(DONE, arrays=True)
         else:
             self.fail(self.requests.failure)
-        if self.ownership.takeover_pending:
+        if self.takeover_pending:
             self.advance_takeover(True)
 
     # --- partial batches ----------------------------------------------------------------------------------------------
@@ -240,23 +240,22 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_side_connected(self, now_s: float, quiescent: bool, process: int = 0) -> None:
         """Let the client drive if nothing is pending: this process has connected to the side socket with the ticket."""
-        ownership = self.ownership
-        hub_drives = ownership.lane is LaneName.WIRE and ownership.driver is Driver.HUB
-        if not (hub_drives and not ownership.takeover_pending and self.awaits_request and quiescent):
+        hub_drives = self.lane is LaneName.WIRE and self.driver is Driver.HUB
+        if not (hub_drives and not self.takeover_pending and self.awaits_request and quiescent):
             self.effects.refuse_side()
             return
         self.deadlines.sample_at_s = now_s + SAMPLE_S
         self.supervision.begin_idle()
-        ownership.lane, ownership.driver, ownership.holder = LaneName.SHARED, Driver.CLIENT, process
+        self.lane, self.driver, self.holder = LaneName.SHARED, Driver.CLIENT, process
         self.effects.grant()
         self.effects.give_drive()
 
     @allowed_in(*LIVE)
     def on_side_closed(self, now_s: float, quiescent: bool) -> None:
         """Continue on the wire lane, for the client that takes over if one waits: the other has let go or has ended."""
-        self.ownership.lane, self.ownership.let_go_by_s = LaneName.WIRE, math.inf
+        self.lane, self.let_go_by_s = LaneName.WIRE, math.inf
         self.effects.close_side()
-        if self.ownership.takeover_pending:
+        if self.takeover_pending:
             self.effects.transfer()
         if quiescent:
             self.take_drive()
@@ -265,8 +264,7 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_attached(self, now_s: float, quiescent: bool) -> None:
         """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
-        ownership = self.ownership
-        ownership.takeover_pending = True
+        self.takeover_pending = True
         if self.making:
             self.fail(_TAKEN_OVER)
             self.effects.transfer()
@@ -275,8 +273,8 @@ class ClientEvents(SessionState):
             self.refuse_takeover(self.abandoned or LOST)
         else:
             self.deadlines.plan_sample(now_s)
-            if ownership.lane is LaneName.SHARED:
-                ownership.let_go_by_s = now_s + self.make.faults.restart_wait_s
+            if self.lane is LaneName.SHARED:
+                self.let_go_by_s = now_s + self.make.faults.restart_wait_s
                 self.effects.recall()
             else:
                 self.effects.transfer()
@@ -285,7 +283,7 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_attach_given_up(self, now_s: float) -> None:
         """Go on for the holder: the client that attaches is gone."""
-        if self.ownership.takeover_pending:
+        if self.takeover_pending:
             self.keep_holder()
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -316,7 +314,7 @@ class ClientEvents(SessionState):
         self.closing.hurry()
         self.quiescent = quiescent
         deadlines.plan_sample(now_s)
-        if self.ownership.lane is LaneName.SHARED:
+        if self.lane is LaneName.SHARED:
             self.effects.wind_up()
 
     @_ends_session

@@ -309,17 +309,17 @@ class SessionMachine(ClientEvents):
         if self.phase in (Phase.BROKEN, Phase.CLOSING):
             self._end_late(progress, now_s)
             return
-        ownership, replacement = self.ownership, self.replacement
+        replacement = self.replacement
         self.supervision.on_sampled(progress, now_s)
         replacement.finish_steps(now_s)
-        idle = ownership.driver is Driver.CLIENT and quiescent and not ownership.takeover_pending
+        idle = self.driver is Driver.CLIENT and quiescent and not self.takeover_pending
         self.supervision.plan_next_sample(self.samples, idle, now_s)
         self.supervision.on_measured(memory, now_s)
         self.quiescent = quiescent
-        if ownership.lane is LaneName.WIRE and quiescent:
+        if self.lane is LaneName.WIRE and quiescent:
             self.take_drive()
         self.advance_takeover(quiescent)
-        if ownership.takeover_pending and now_s >= ownership.let_go_by_s:
+        if self.takeover_pending and now_s >= self.let_go_by_s:
             self.keep_holder()
         self.closing.on_elapsed(progress, now_s)
         self.on_snapshot_advanced(self.snapshots.on_elapsed(now_s))

@@ -11,7 +11,6 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from envhub.protocol import messages
@@ -117,22 +116,6 @@ def handles(kinds: type | tuple[type, ...], *phases: Phase, then: tuple[Phase, .
     return mark
 
 
-@dataclass
-class Ownership:
-    """The lane, the driver and the takeover of a session.
-
-    A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client that
-    attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
-    """
-
-    lane: LaneName = LaneName.WIRE  # how the client steps it; on the shared lane the client has the arena
-    driver: Driver = Driver.HUB  # the process that posts rows
-    holder: int = 0  # the process id of the client on the shared lane; 0 if it is not known here
-    # True if a client that takes over waits for its answer, also while the envs are made.
-    takeover_pending: bool = False
-    let_go_by_s: float = math.inf  # time until which the client that attaches waits for the holder
-
-
 class SessionState:
     """One vector env, of one client at a time."""
 
@@ -148,7 +131,14 @@ class SessionState:
         self.building = EnvBuilding(launcher, count, info_bytes)
         self.requests = Requests(launcher)
         self.infos = RowInfos(launcher.slots)
-        self.ownership = Ownership()
+        # A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client
+        # that attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
+        self.lane = LaneName.WIRE  # how the client steps it; on the shared lane the client has the arena
+        self.driver = Driver.HUB  # the process that posts rows
+        self.holder = 0  # the process id of the client on the shared lane; 0 if it is not known here
+        # True if a client that takes over waits for its answer, also while the envs are made.
+        self.takeover_pending = False
+        self.let_go_by_s = math.inf  # time until which the client that attaches waits for the holder
         self.supervision = Supervision(launcher)
         self.closing = closing = EnvClosing(launcher)
         self.replacement = Replacement(launcher, self.requests, closing)
@@ -203,11 +193,10 @@ class SessionState:
     @property
     def samples(self) -> bool:
         """True if the arena is sampled: an env may hang, or a row may be done without a bell."""
-        ownership = self.ownership
         busy = (
             self.phase is not Phase.READY
-            or ownership.driver is Driver.CLIENT
-            or ownership.takeover_pending
+            or self.driver is Driver.CLIENT
+            or self.takeover_pending
             or self.requests.rows_out > 0
         )
         return busy or self.supervision.concerns_processes
@@ -240,13 +229,13 @@ class SessionState:
 
     def reply(self, effect: Callable[..., None], *reply: Any) -> None:
         """Have an effect answer the pending request, if there is one; a client on the shared lane drives again."""
-        requests, ownership = self.requests, self.ownership
+        requests = self.requests
         if not requests.pending_reply:
             return
         requests.pending_reply = False
-        drives = ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request
+        drives = self.lane is LaneName.SHARED and self.driver is Driver.HUB and self.awaits_request
         if drives:
-            ownership.driver = Driver.CLIENT
+            self.driver = Driver.CLIENT
             self.supervision.begin_idle()
         effect(*reply)
         if drives:
@@ -260,7 +249,7 @@ class SessionState:
 
     def is_idle(self, quiescent: bool) -> bool:
         """True if no env runs; while the client drives, ``quiescent`` decides."""
-        driven = self.ownership.driver is Driver.CLIENT and not quiescent
+        driven = self.driver is Driver.CLIENT and not quiescent
         busy = self.requests.pending_reply or self.requests.rows_out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
@@ -270,7 +259,7 @@ class SessionState:
             return self.shutdown
         if self.requests.rows_out and not partial:
             return refusal("envs are under way that RECEIVE has not returned")
-        if self.ownership.driver is Driver.CLIENT and not quiescent:
+        if self.driver is Driver.CLIENT and not quiescent:
             return refusal("a step that the client drives has not ended; wait for it")
         return None
 
@@ -300,37 +289,35 @@ class SessionState:
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
     def take_drive(self) -> None:
-        if self.ownership.driver is Driver.CLIENT:
-            self.ownership.driver = Driver.HUB
+        if self.driver is Driver.CLIENT:
+            self.driver = Driver.HUB
             self.effects.take_drive()
 
     def _dismiss_client(self) -> None:
         """Revoke the session of a client that drives, which then asks the hub why, and refuse one that takes over."""
-        if self.ownership.lane is LaneName.SHARED:
+        if self.lane is LaneName.SHARED:
             self.effects.revoke()
         self.refuse_takeover(self.abandoned or LOST)
 
     def refuse_takeover(self, why: Failure) -> None:
         """Refuse a client that takes over, if there is one, with the reason."""
-        ownership = self.ownership
-        if ownership.takeover_pending:
-            ownership.takeover_pending, ownership.let_go_by_s = False, math.inf
+        if self.takeover_pending:
+            self.takeover_pending, self.let_go_by_s = False, math.inf
             self.effects.fail_attach(why)
 
     def advance_takeover(self, quiescent: bool) -> None:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
-        ownership = self.ownership
         is_pending = self.phase is not Phase.READY or self.requests.pending_reply or self.requests.waiting
-        waits = ownership.lane is LaneName.SHARED or is_pending
-        if ownership.takeover_pending and quiescent and not waits:
+        waits = self.lane is LaneName.SHARED or is_pending
+        if self.takeover_pending and quiescent and not waits:
             self.requests.rows_out = 0
-            ownership.takeover_pending, ownership.driver = False, Driver.HUB
+            self.takeover_pending, self.driver = False, Driver.HUB
             self.effects.take_drive()
             self.effects.answer_attach()
 
     def keep_holder(self) -> None:
         """Refuse the client that attaches; its holder, which has not let go, goes on."""
-        holder, waited_s = self.ownership.holder, self.make.faults.restart_wait_s
+        holder, waited_s = self.holder, self.make.faults.restart_wait_s
         by = f"process {holder}" if holder else "a process of another container"
         text = f"{by} has this session on the shared lane, and has not let go of it within restart_wait={waited_s:g} s"
         self.effects.end_recall()

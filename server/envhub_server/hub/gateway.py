@@ -53,16 +53,15 @@ class Gateway:
         self._disconnected = access.connections.disconnected
         self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
         self.requests = 0  # how many requests were read; HEARTBEAT, which only asks after one, does not count
-        self._listener: Listener | None = None
-        self._guard: DescriptorGuard | None = None
+        self._listener = Listener(router, access.open_to_all)
+        self._guard = DescriptorGuard(self._listener.shut, self._listener.open)
 
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def open(self, binds: Sequence[str]) -> list[str]:
         """Bind every address, those of ipc first, since what is bound later wants a key."""
         # Returns the addresses with their real ports; raises as ``Hub.opened``.
-        self._listener = listener = Listener(self._router.socket, self._access.open_to_all)
-        self._guard = DescriptorGuard(listener.shut, listener.open)
+        listener = self._listener
         is_ipc = {text: address.parse_bind(text).is_ipc for text in binds}
         bound = {text: listener.bind(text) for text in binds if is_ipc[text]}
         if len(bound) < len(is_ipc):
@@ -86,10 +85,8 @@ class Gateway:
 
     def close(self) -> None:
         """Free the addresses; the ROUTER must be closed before."""
-        if self._guard is not None:
-            self._guard.close()
-        if self._listener is not None:
-            self._listener.close()
+        self._guard.close()
+        self._listener.close()
         self._access.close()
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -124,12 +121,10 @@ class Gateway:
         # Once for all of them, because each of these looks at every connection.
         self._plan_access()
         self._plan_liveness()
-        if self._guard is not None:
-            self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
+        self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
 
     def _read_events(self) -> Ends:
         """Note the connections that have come and gone; returns those that are to be ended."""
-        assert self._guard is not None
         now_s, ends = self._loop.clock.now_s(), Ends()
         for event, descriptor in self._router.events():
             match event:
@@ -203,7 +198,6 @@ class Gateway:
         self._admit_clients()
 
     def _check_descriptors(self) -> None:
-        assert self._guard is not None
         self._guard.check(self._loop.clock.now_s())
         self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
 

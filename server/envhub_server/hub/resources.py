@@ -136,7 +136,7 @@ class SessionResources(Subject):
         self.side: socket.socket | None = None  # the socket of a client that has shown the ticket
         self.ticket = self.new_ticket()  # for the side socket, once; empty where there is none
         self.arrived = deque[Incoming]()  # requests that wait in the queue
-        self.under_way: Incoming | None = None  # the last one that was handled
+        self.under_way: Incoming  # the last one that was handled; the first is MAKE
         self.attaching: Attaching | None = None  # the client that takes the session over, until it is answered
         self.waiting = deque[Incoming]()  # SENDs and RECEIVEs that wait for results, the oldest first
         self.part_rows = 0  # for how many of the rows of SENDs the oldest of them waits
@@ -327,7 +327,6 @@ class SessionResources(Subject):
 
     def answer(self, message: Any, arrays: bool = False, rows: Sequence[Blob] = ()) -> None:
         request = self.under_way
-        assert request is not None
         frames: list[Any] = []
         if self.memory is not None:
             if request.op is Op.CALL:
@@ -346,7 +345,6 @@ class SessionResources(Subject):
         self._send(request, message, frames)
 
     def keep_waiting(self) -> None:
-        assert self.under_way is not None
         self.waiting.append(self.under_way)
 
     def answer_part(self, rows: Sequence[Blob] = (), part: tuple[int, ...] = ()) -> None:
@@ -366,7 +364,7 @@ class SessionResources(Subject):
 
     def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
         """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
-        assert self.memory is not None and self.under_way is not None
+        assert self.memory is not None
         arena, infos = self.memory.arena, dict(sent)
         for row in self.under_way.message.rows:
             if row < arena.layout.rows and arena.info_template[row]:
@@ -410,9 +408,8 @@ class SessionResources(Subject):
     def fail(self, failure: Failure) -> None:
         self.fail_request(self.under_way, failure)
 
-    def fail_request(self, request: Incoming | None, failure: Failure) -> None:
+    def fail_request(self, request: Incoming, failure: Failure) -> None:
         """Answer this request with a failure, which is logged if it concerns the session or an env."""
-        assert request is not None
         if failure.scope in ("env", "session"):
             # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
             self.log.warning("request_failed", once_per=("session", "code"), **logged(failure))

@@ -445,7 +445,7 @@ class SessionRuntime(SessionResources):
 
     def post_message(self) -> None:
         memory, request, workers = self.memory, self.under_way, self.serving
-        assert memory is not None and request is not None
+        assert memory is not None
         message = request.message
         if not self._put_message(messages.pack(message)):
             return
@@ -467,7 +467,7 @@ class SessionRuntime(SessionResources):
 
     def post_step(self) -> None:
         memory, request, lost_rows = self.memory, self.under_way, self.lost_rows
-        assert memory is not None and request is not None and lost_rows is not None
+        assert memory is not None and lost_rows is not None
         frames = memory.frames
         if problem := frames.load(request.message.codes, request.frames):
             self.report(SessionMachine.on_not_posted, Failure("bad_actions", "request", problem))
@@ -481,7 +481,7 @@ class SessionRuntime(SessionResources):
 
     def post_part(self) -> str:
         memory, request = self.memory, self.under_way
-        assert memory is not None and request is not None
+        assert memory is not None
         message = request.message
         try:
             rows, arrays = memory.frames.part(message.rows, message.codes, request.frames)

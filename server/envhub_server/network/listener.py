@@ -20,6 +20,7 @@ from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import TICKET_BYTES, Address, parse, side_path
 from envhub.transport.socket_file import listening
+from envhub.transport.sockets import Router
 from envhub_server.log import log
 from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard
@@ -35,8 +36,8 @@ PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of
 class Listener:
     """The addresses of one ROUTER and of its proxy; a lock file guards a path, which libzmq would steal from a hub."""
 
-    def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
-        self._router = router
+    def __init__(self, router: Router, open_to_all: bool) -> None:
+        self._router = router  # which is opened before the first address is bound
         self._open_to_all = open_to_all
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
@@ -55,13 +56,13 @@ class Listener:
                 f"{text} can be reached from other machines and nothing guards it; make keys (`envhub keys add NAME "
                 "--keys DIR`) and serve with --keys DIR, or bind tcp://127.0.0.1 or ipc, or say --insecure"
             )
-        sockets.choose_family(self._router, wanted)
-        self._router.setsockopt(zmq.BACKLOG, IPC_BACKLOG if wanted.is_ipc else TCP_BACKLOG)
+        sockets.choose_family(self._router.socket, wanted)
+        self._router.socket.setsockopt(zmq.BACKLOG, IPC_BACKLOG if wanted.is_ipc else TCP_BACKLOG)
         try:
-            self._router.bind(text.replace("://localhost:", "://127.0.0.1:"))
+            self._router.socket.bind(text.replace("://localhost:", "://127.0.0.1:"))
         except zmq.ZMQError as error:
             raise _not_bound(text, error) from error
-        bound = self._router.get(zmq.LAST_ENDPOINT)
+        bound = self._router.socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else text
 
     def _listen_for_proxy(self, wanted: Address) -> str:
@@ -78,9 +79,9 @@ class Listener:
         with tempfile.TemporaryDirectory(prefix="envhub-") as folder:
             path = os.path.join(folder, "hub")
             opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._router.setsockopt(zmq.BACKLOG, PROXY_BACKLOG)
+            self._router.socket.setsockopt(zmq.BACKLOG, PROXY_BACKLOG)
             try:
-                self._router.bind(f"ipc:///proc/self/fd/{opened}/hub")  # however long the name of the folder is
+                self._router.socket.bind(f"ipc:///proc/self/fd/{opened}/hub")  # however long the name of the folder is
                 return os.open(path, os.O_PATH | os.O_CLOEXEC)
             except (OSError, zmq.ZMQError) as error:
                 raise AddressError(f"no socket for the proxy of tcp addresses in {folder}: {error}") from error

@@ -39,7 +39,7 @@ from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
 from envhub_server.hub.biography import KILLED, Ending
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
-from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
+from envhub_server.hub.hub_requests import HUB_OPS, HubRequests
 from envhub_server.hub.operations import AT_END, Answer, Order
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
@@ -152,8 +152,7 @@ class Hub:
             compression=self._compression,
             replays=self._replays,
         )
-        offers = self._offers = Offers(config, self.supervisor, protocol, on_listed)
-        self._requests = HubRequests(config, services, directory, self._gateway, offers)
+        self._requests = HubRequests(config, services, directory, self._gateway, on_listed)
         actions = self._requests.operations.actions
         actions.update({AT_END: self._drain}, drain=self._drain, reload=lambda order: self.reload(order.holder.actor))
         # For the loop, which reads them at each step.
@@ -197,7 +196,7 @@ class Hub:
             own = {"name": self.config.name_of_hub, "version": envhub.__version__, "pid": os.getpid()}
             # Event: The hub listens. `configuration` has the settings that differ from the defaults.
             log.info("hub_started", **own, addresses=self.addresses, configuration=self.config.to_builtins())
-            self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
+            self._requests.start_listing()  # and the first client finds a zygote; a program's has its own environment
 
     def _close(self) -> None:
         self._abandon_all()
@@ -229,8 +228,8 @@ class Hub:
             self._iterate()
         self._gateway.send()
         self._manager.tell("STOPPING=1")  # not before, by a drain: from then on systemd waits for TimeoutStopSec
-        if self._offers.listing.refused is not None:
-            raise self._offers.listing.refused
+        if self._requests.listing.refused is not None:
+            raise self._requests.listing.refused
 
     def _iterate(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
@@ -362,18 +361,18 @@ class Hub:
         del runtime.state  # which refers to the runtime
 
     def _on_listing(self, event: WorkerEvent) -> None:
-        self._offers.listing.handle(event)
-        if self._offers.listing.refused is not None and self._service is Service.SERVING:
-            self.stop(str(self._offers.listing.refused))
-        self._offers.report()
+        self._requests.listing.handle(event)
+        if self._requests.listing.refused is not None and self._service is Service.SERVING:
+            self.stop(str(self._requests.listing.refused))
+        self._requests.report_names()
 
     # --- what the operator sees and does ------------------------------------------------------------------------------
 
     def example(self) -> str:
-        return self._offers.listing.example()
+        return self._requests.listing.example()
 
     def unready(self) -> dict[str, str]:
-        return dict(self._offers.listing.unready)
+        return dict(self._requests.listing.unready)
 
     def _status(self) -> str:
         sessions, unready = self._sessions.values(), self.unready()

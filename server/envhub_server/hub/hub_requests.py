@@ -16,11 +16,10 @@ from typing import Any
 import envhub
 from envhub.errors import brief, hide_folders_in, shortened
 from envhub.protocol import messages, prelude
-from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
+from envhub.protocol.hub import FIRST_OPS, Incoming
 from envhub.protocol.messages import SESSION_OPS, Capacity, Failure, HeartbeatReply, Make, Op, Welcome
 from envhub.values import compression
 from envhub_server.catalog.listing import LOOK_S, Listing
-from envhub_server.catalog.registry import Registry
 from envhub_server.config import OFFERS, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.directory import ClientUsage, Directory
@@ -37,7 +36,6 @@ from envhub_server.memory.session_memory import INFO_BYTES, ArenaBudget, UnreadO
 from envhub_server.network import descriptor_guard
 from envhub_server.network.connections import Holder
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.processes.supervisor import Supervisor
 from envhub_server.replay import name_beginning
 from envhub_server.session.building import SHARE
 from envhub_server.session.launcher import Launcher, Machine, Restarts
@@ -50,90 +48,32 @@ _NAME_IN_USE = Failure("refused", "request", "another session has the first 4 by
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
 
 
-class Offers:
-    """Offers of one hub. It owns the LIST requests that wait for the names."""
-
-    def __init__(
-        self, config: HubConfig, supervisor: Supervisor, protocol: HubProtocol, on_listed: Callable[[], None]
-    ) -> None:
-        """Call ``on_listed`` once, when it is known which envs are ready."""
-        self.registry = config.registry()  # what can be made
-        self.listing = Listing(supervisor, self.registry)  # the names of the envs, and which of them are ready
-        self._supervisor, self._protocol, self._on_listed = supervisor, protocol, on_listed
-        self._loop = supervisor.loop
-        self._is_listed = False  # True once it is known which envs are ready
-        self._waiting: list[Incoming] = []  # LIST requests
-
-    def replace(self, registry: Registry) -> None:
-        """Offer what this registry has from now on; LIST is answered once new workers have found its names."""
-        self.registry, self.listing = registry, Listing(self._supervisor, registry, self.listing.next_number)
-        try:
-            self.start()
-        except OSError as error:  # the next LIST tries again
-            log.warning("env_names_unknown", why=str(error))
-
-    # --- names --------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        self.listing.start()
-        self._plan_look()
-
-    def answer(self, request: Incoming) -> Failure | None:
-        """Answer LIST, now or once the names are known; or return why it cannot be answered."""
-        if self.listing.names is not None:
-            self._protocol.answer(request, messages.EnvNames(self.listing.names))
-            return None
-        try:
-            if not self.listing.asking:
-                self.start()
-        except OSError as error:
-            return Failure("limit", "hub", f"a worker cannot be started: {error.strerror}")
-        self._waiting.append(request)
-        return None
-
-    def report(self) -> None:
-        if self.listing.done and not self._is_listed:
-            self._is_listed = True
-            self._on_listed()
-        if not self.listing.asking:
-            waiting, self._waiting = self._waiting, []
-            for request in waiting:
-                self._protocol.answer(request, messages.EnvNames(self.listing.names or []))
-
-    def _look(self) -> None:
-        self.listing.look(self._loop.clock.now_s())
-        self._plan_look()
-
-    def _plan_look(self) -> None:
-        at_s = self._loop.clock.now_s() + LOOK_S if self.listing.running else math.inf
-        self._loop.schedule.set(self._look, at_s)
-
-    # --- readiness ----------------------------------------------------------------------------------------------------
-
-    def refusal(self, make: Make, key: InterpreterKey, hides_folders: bool) -> Failure | None:
-        """Refuse an env that is not ready, and try it again; None if it is ready, or may be again."""
-        why = self.listing.undrawn.get(key, "")
-        if why or make.name in self.listing.unready:
-            self.listing.try_again(key)
-            self._plan_look()
-        return unready_failure(make, why, hides_folders) if why else None
-
-
 class HubRequests:
     """Carries out the requests to one hub: its own, and those that make a session or take one over.
 
-    It owns the observations that its clients have not read, and the time at which the hub began. It owns no session:
-    the directory does.
+    It owns what is offered, the LIST requests that wait for the names, the observations that its clients have not read,
+    and the time at which the hub began. It owns no session: the directory does.
     """
 
     def __init__(
-        self, config: HubConfig, services: Services, directory: Directory, gateway: Gateway, offers: Offers
+        self,
+        config: HubConfig,
+        services: Services,
+        directory: Directory,
+        gateway: Gateway,
+        on_listed: Callable[[], None],
     ) -> None:
+        """Call ``on_listed`` once, when it is known which envs are ready."""
         self.config, self._services, self._protocol = config, services, services.protocol
         self._access, self._directory = directory.access, directory
         self._budget = ArenaBudget(config.arena_bytes_max)  # of all clients
         self.usage = ClientUsage(self._budget, directory)
-        self._gateway, self._offers, self._replays = gateway, offers, services.replays
+        self._gateway, self._replays, self._on_listed = gateway, services.replays, on_listed
+        self._registry = config.registry()  # what can be made
+        # The names of the envs, and which of them are ready.
+        self.listing = Listing(services.supervisor, self._registry)
+        self._is_listed = False  # True once it is known which envs are ready
+        self._waiting: list[Incoming] = []  # LIST requests that wait for the names
         self.observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
         self.table = SessionTable(directory, services.loop, services.slow)
@@ -147,7 +87,13 @@ class HubRequests:
         if self._replays is not None:
             self._replays.bytes_max = config.replays_bytes_max
         if any(getattr(before, name) != getattr(config, name) for name in OFFERS):
-            self._offers.replace(config.registry())
+            # LIST is answered once new workers have found the names.
+            self._registry, first = config.registry(), self.listing.next_number
+            self.listing = Listing(self._services.supervisor, self._registry, first)
+            try:
+                self.start_listing()
+            except OSError as error:  # the next LIST tries again
+                log.warning("env_names_unknown", why=str(error))
 
     def _hides(self, holder: Holder) -> bool:
         return hides_folders(self.config, holder)
@@ -186,7 +132,7 @@ class HubRequests:
             case Op.HELLO:
                 answer(request, self.welcome(holder))
             case Op.LIST:
-                if (failure := self._offers.answer(request)) is not None:
+                if (failure := self._answer_list(request)) is not None:
                     self.fail(request, failure)
             case Op.STATS:
                 capacity = messages.as_map(self.capacity(holder))
@@ -238,6 +184,50 @@ class HubRequests:
                 "request_refused", **self._access.who(holder, request.peer), op=request.op.name, why=why, audit=True
             )
 
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def start_listing(self) -> None:
+        self.listing.start()
+        self._plan_look()
+
+    def _answer_list(self, request: Incoming) -> Failure | None:
+        """Answer LIST, now or once the names are known; or return why it cannot be answered."""
+        if self.listing.names is not None:
+            self._protocol.answer(request, messages.EnvNames(self.listing.names))
+            return None
+        try:
+            if not self.listing.asking:
+                self.start_listing()
+        except OSError as error:
+            return Failure("limit", "hub", f"a worker cannot be started: {error.strerror}")
+        self._waiting.append(request)
+        return None
+
+    def report_names(self) -> None:
+        if self.listing.done and not self._is_listed:
+            self._is_listed = True
+            self._on_listed()
+        if not self.listing.asking:
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self._protocol.answer(request, messages.EnvNames(self.listing.names or []))
+
+    def _look(self) -> None:
+        self.listing.look(self._services.loop.clock.now_s())
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        at_s = self._services.loop.clock.now_s() + LOOK_S if self.listing.running else math.inf
+        self._services.loop.schedule.set(self._look, at_s)
+
+    def _unready(self, make: Make, key: InterpreterKey, hides_folders: bool) -> Failure | None:
+        """Refuse an env that is not ready, and try it again; None if it is ready, or may be again."""
+        why = self.listing.undrawn.get(key, "")
+        if why or make.name in self.listing.unready:
+            self.listing.try_again(key)
+            self._plan_look()
+        return unready_failure(make, why, hides_folders) if why else None
+
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def _make(self, request: Incoming, holder: Holder) -> Failure | None:
@@ -277,12 +267,11 @@ class HubRequests:
 
     def _plan(self, request: Incoming, holder: Holder) -> SessionPlan | Failure:
         make: Make = request.message
-        offers, usage, number = self._offers, self.usage.of(holder), self._directory.next_number
-        names = offers.listing.names
-        admission = planner.admit(make, holder, self.config, offers.registry, names, usage, number)
+        usage, number = self.usage.of(holder), self._directory.next_number
+        admission = planner.admit(make, holder, self.config, self._registry, self.listing.names, usage, number)
         if isinstance(admission, Failure):
             return admission
-        if failure := offers.refusal(make, admission.recipe.settings.interpreter, admission.hides_folders):
+        if failure := self._unready(make, admission.recipe.settings.interpreter, admission.hides_folders):
             return failure
         self._services.unread.release()
         name, replays = request.token[:NAME_BYTES].hex(), ""
@@ -339,7 +328,7 @@ class HubRequests:
         return capacity
 
     def health(self, holder: Holder) -> dict[str, Any]:
-        unready = {**self._offers.listing.unready, **self._offers.listing.starting}
+        unready = {**self.listing.unready, **self.listing.starting}
         draining = self._protocol.draining
         return {
             "status": "draining" if draining else "ok",

@@ -86,9 +86,7 @@ class Services:
 class Compression:
     """A reply whose observations a thread compresses; until it is sent, the session is told nothing."""
 
-    request: Incoming
-    message: Any
-    frames: Frames
+    send: Callable[[], None]
     following: list[Callable[[], None]] = field(default_factory=list)  # messages that are sent after it
     events: list[Any] = field(default_factory=list)  # that have come meanwhile
     error: Exception | None = None
@@ -307,12 +305,12 @@ class SessionResources(Subject):
 
     # --- replies and notices, as ``Effects`` describes them -----------------------------------------------------------
 
-    def delays(self, effect: Callable[[], None]) -> bool:
-        """True if a reply is compressed; the effect then follows it."""
+    def after_reply(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Do this at once or, while a reply is compressed, after it."""
         if self.compressing is None:
-            return False
-        self.compressing.following.append(effect)
-        return True
+            act(*arguments)
+        else:
+            self.compressing.following.append(partial(act, *arguments))
 
     def send_compressed(self) -> None:
         """Send the reply that was compressed, and then the messages that wait for it."""
@@ -321,7 +319,7 @@ class SessionResources(Subject):
         self.services.events.extendleft((self.number, each) for each in reversed(reply.events))
         if reply.error is not None:
             raise reply.error
-        self._send(reply.request, reply.message, reply.frames)
+        reply.send()
         for effect in reply.following:
             effect()
 
@@ -353,14 +351,10 @@ class SessionResources(Subject):
             frames = self.memory.frames.rows(np.array(part, np.int64), rows)
             if self._compressors is not None and self._compresses(request, message, frames, first=1):
                 return
-        answer = partial(self._send, request, message, frames)
-        if not self.delays(answer):
-            answer()
+        self.after_reply(self._send, request, message, frames)
 
     def fail_part(self, failure: Failure) -> None:
-        fail = partial(self.fail_request, self.waiting.popleft(), failure)
-        if not self.delays(fail):
-            fail()
+        self.after_reply(self.fail_request, self.waiting.popleft(), failure)
 
     def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
         """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
@@ -379,7 +373,7 @@ class SessionResources(Subject):
         assert self.memory is not None and self._compressors is not None
         compressors, own = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
         if sum(memoryview(frame).nbytes for frame in frames[own]) > INLINE_BYTES_MAX:
-            reply = Compression(request, message, frames)
+            reply = Compression(partial(self._send, request, message, frames))
 
             def work() -> None:
                 try:
@@ -416,7 +410,8 @@ class SessionResources(Subject):
         self.services.protocol.fail(request, failure)
 
     def answer_attach(self) -> None:
-        if self.delays(self.answer_attach):
+        if self.compressing is not None:
+            self.after_reply(self.answer_attach)
             return
         memory, attaching, made = self.memory, self.attaching, self.state.made
         assert memory is not None and attaching is not None and made is not None
@@ -426,8 +421,7 @@ class SessionResources(Subject):
         self._send(request, replace(made, steps=memory.arena.steps.tolist()), [])
 
     def fail_attach(self, failure: Failure) -> None:
-        if not self.delays(partial(self.refuse_attach, failure)):
-            self.refuse_attach(failure)
+        self.after_reply(self.refuse_attach, failure)
 
     def refuse_attach(self, failure: Failure) -> None:
         """Refuse the client that attaches, even while a reply is compressed."""
@@ -439,8 +433,7 @@ class SessionResources(Subject):
 
     def goodbye(self, why: Failure) -> None:
         self.life.end(Ending(self.life.drained_by, why.message, CLOSED))
-        if not self.delays(partial(self.goodbye, why)):
-            self.services.protocol.goodbye(self.token, why)
+        self.after_reply(lambda: self.services.protocol.goodbye(self.token, why))
 
     def report_closing(self, slow: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         by_stack = dict[str, list[int]]()
@@ -452,6 +445,5 @@ class SessionResources(Subject):
         self.notify("envs_closing", text)
 
     def notify(self, event: str, text: str) -> None:
-        if not self.delays(partial(self.notify, event, text)):
-            self.log.warning(event, note=text)
-            self.services.protocol.notice(self.token, text)
+        self.log.warning(event, note=text)
+        self.after_reply(lambda: self.services.protocol.notice(self.token, text))

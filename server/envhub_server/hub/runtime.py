@@ -569,7 +569,8 @@ class SessionRuntime(SessionResources):
         self.log.warning(event, ("session", "worker", "message"), **fields)
 
     def end(self) -> None:
-        if self.delays(self.end):
+        if self.compressing is not None:
+            self.after_reply(self.end)
             return
         self.refuse_side()
         self.lane.close()

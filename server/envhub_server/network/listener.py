@@ -129,11 +129,12 @@ class Listener:
         except BlockingIOError as error:
             os.close(descriptor)
             raise AddressError(f"another hub already listens on ipc://{path}; end it, or bind another path") from error
-        if not _same_file(lock, descriptor):  # its last holder removed it in between, so the lock has no effect
-            os.close(descriptor)
-            self._lock(path)
-            return
-        self._locks.append((lock, descriptor))
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(lock.stat(), status):
+                self._locks.append((lock, descriptor))
+                return
+        os.close(descriptor)  # its last holder removed it in between, so the lock has no effect
+        self._lock(path)
 
     def shut(self) -> None:
         """Accept no new ipc connections until ``open``: a full socket takes the path, so that clients wait there."""
@@ -215,13 +216,6 @@ def _is_open(path: Path) -> bool:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed for a new one

@@ -294,25 +294,22 @@ class Access:
 
     def refused(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """Note that a message is refused: its client is told so once, and then its connection is ended."""
-        connection = self.connections.of(peer, descriptor, now_s)
-        if connection is None:
-            return []
-        if connection.refused or why == REMOVED:
-            return [(connection, why)]
-        connection.refused, connection.silent_until_s = True, now_s + REFUSED_S
-        return []
+        ends = self.ends(peer, descriptor, why, now_s)
+        for connection, _ in ends:
+            if not connection.refused and why != REMOVED:
+                connection.refused, connection.silent_until_s = True, now_s + REFUSED_S
+                return []
+        return ends
 
     def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         connection = self.connections.of(peer, descriptor, now_s)
         return [] if connection is None else [(connection, why)]
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
-        connection = self.connections.of(peer, descriptor, now_s)
-        if connection is None:
-            return []
-        connection.malformed += 1
-        enough = connection.malformed == connections.MALFORMED_MAX
-        return [(connection, f"{connections.MALFORMED_MAX} of its messages cannot be read")] if enough else []
+        why = f"{connections.MALFORMED_MAX} of its messages cannot be read"
+        for connection, _ in (ends := self.ends(peer, descriptor, why, now_s)):
+            connection.malformed += 1
+        return [each for each in ends if each[0].malformed == connections.MALFORMED_MAX]
 
     def check(self, now_s: float) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""

@@ -110,18 +110,15 @@ class Hub:
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
         self.supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
         self._has_terminal = os.isatty(0)
-        self._make_spinners()
-        self._make_network()
-        self._make_sessions(partial(listed, self))
-
-    def _make_spinners(self) -> None:
-        hub_spin_us = spin_us(2, usable_cpus(self.config.cpus), has_quota())
+        hub_spin_us = spin_us(2, usable_cpus(config.cpus), has_quota())
         self._spun_ready: Ready = []  # descriptors that became ready in a spin
         self._workers_spinner, self._client_spinner = (
             Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)
         )
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
+        self._make_network()
+        self._make_sessions(partial(listed, self))
 
     def _make_network(self) -> None:
         config = self.config

@@ -113,34 +113,34 @@ class SessionRuntime(SessionResources):
     def elapse(self) -> None:
         """Report that the time of the next deadline has come, with what the workers are at."""
         try:
-            self._elapse()
+            memory = self.memory
+            progress = tuple(None if memory is None else memory.progress(slot.index) for slot in self.state.slots)
+            if self.lost_rows is not None:
+                self.complete_posted_rows()  # a client that ended may have posted rows and not have rung
+            self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
+            if memory is not None:
+                # Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once.
+                infos, request = self.state.infos, memory.arena.request
+                for row in [row for row, number in infos.numbers.items() if request[row] != number]:
+                    infos.take(row)
+            used = dict[int, int]()
+            if self.state.supervision.measures(self.services.loop.clock.now_s()):
+                pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
+                orphans = self.services.supervisor.orphans()
+                used = {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
+            self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
         except Exception as error:
             self.broke(error)
-
-    def _elapse(self) -> None:
-        memory = self.memory
-        progress = tuple(None if memory is None else memory.progress(slot.index) for slot in self.state.slots)
-        if self.lost_rows is not None:
-            self.complete_posted_rows()  # a client that ended may have posted rows and not have rung
-        self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        if memory is not None:
-            # Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once.
-            infos, request = self.state.infos, memory.arena.request
-            for row in [row for row, number in infos.numbers.items() if request[row] != number]:
-                infos.take(row)
-        used = dict[int, int]()
-        if self.state.supervision.measures(self.services.loop.clock.now_s()):
-            pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
-            orphans = self.services.supervisor.orphans()
-            used = {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
-        self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
 
     # --- handling -----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Any) -> None:
         """Tell the state machine what has happened; while a reply is compressed, it is told nothing."""
+        if event is COMPRESSED:
+            self.send_compressed()
+            return
         if self.compressing is not None:
-            self._keep(event)
+            self.compressing.events.append(event)
             return
         if not isinstance(event, tuple):
             self._handle_other(event)
@@ -158,14 +158,6 @@ class SessionRuntime(SessionResources):
             lost_rows.keep_objects()
         method(self.state, self.services.loop.clock.now_s(), *facts)
 
-    def _keep(self, event: Any) -> None:
-        """Keep an event until the reply that is compressed is sent; or send it, and go on with those that were kept."""
-        if event is COMPRESSED:
-            self.send_compressed()
-        else:
-            assert self.compressing is not None
-            self.compressing.events.append(event)
-
     def _handle_other(self, event: Any) -> None:
         if event is LOST_ROWS_COMPLETED:
             self.on_bell()
@@ -178,20 +170,17 @@ class SessionRuntime(SessionResources):
             self.log.warning("env_suspicious", env=event.message.row, why=event.message.what)
         elif isinstance(event, WorkerMessage):
             self.handle((SessionMachine.on_message, (self._log_worker_message(event),)))
+        elif isinstance(event, WorkerExited) and event.process < 0:
+            self.report(SessionMachine.on_exited, event)
         elif event.process < 0:
-            self._on_snapshot(event)
+            if (snapshot := self.snapshots.get(-event.process)) is not None:
+                self.report(SessionMachine.on_snapshot_born, -event.process, snapshot.private_bytes)
+                self._measure_a_snapshot()
         elif isinstance(event, WorkerStarted):
             # Event: A worker process runs.
             self.log.info("worker_started", worker=self.state.slots.worker(event.process), pid=event.pid)
         else:
             self._on_exited(event)
-
-    def _on_snapshot(self, event: WorkerStarted | WorkerExited) -> None:
-        if isinstance(event, WorkerExited):
-            self.report(SessionMachine.on_exited, event)
-        elif (snapshot := self.snapshots.get(-event.process)) is not None:
-            self.report(SessionMachine.on_snapshot_born, -event.process, snapshot.private_bytes)
-            self._measure_a_snapshot()
 
     def _on_exited(self, exited: WorkerExited) -> None:
         state, number = self.state, exited.process

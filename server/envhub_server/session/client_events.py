@@ -245,7 +245,7 @@ class ClientEvents(SessionState):
             self.effects.refuse_side()
             return
         self.deadlines.sample_at_s = now_s + SAMPLE_S
-        self.supervision.begin_idle()
+        self.supervision.idle_samples = 0
         self.lane, self.driver, self.holder = LaneName.SHARED, Driver.CLIENT, process
         self.effects.grant()
         self.effects.give_drive()

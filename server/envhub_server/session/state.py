@@ -236,7 +236,7 @@ class SessionState:
         drives = self.lane is LaneName.SHARED and self.driver is Driver.HUB and self.awaits_request
         if drives:
             self.driver = Driver.CLIENT
-            self.supervision.begin_idle()
+            self.supervision.idle_samples = 0
         effect(*reply)
         if drives:
             self.effects.give_drive()

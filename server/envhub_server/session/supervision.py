@@ -42,7 +42,7 @@ class Supervision:
         self._faults, self._memory_bytes_max = launcher.make.faults, launcher.rules.hosting.memory_max
         self._slots, self._deadlines, self._effects = launcher.slots, launcher.deadlines, launcher.effects
         self._planned_s = SAMPLE_S  # the interval before the next sample
-        self._idle_samples = 0
+        self.idle_samples = 0  # in a row
 
     @property
     def concerns_processes(self) -> bool:
@@ -53,19 +53,16 @@ class Supervision:
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
-    def begin_idle(self) -> None:
-        self._idle_samples = 0
-
     def plan_next_sample(self, samples: bool, idle: bool, now_s: float) -> None:
         """Plan the next sample, if one is needed; the interval grows while the session is ``idle``."""
         if not samples:
             self._deadlines.sample_at_s = math.inf
             return
-        self._idle_samples = self._idle_samples + 1 if idle else 0
+        self.idle_samples = self.idle_samples + 1 if idle else 0
         faults = self._faults
         shortest_s = min(faults.init_s, faults.step_s, faults.reset_s, faults.call_s)
         longest_s = min(SAMPLE_IDLE_S, shortest_s / 4)
-        self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
+        self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self.idle_samples))
         self._deadlines.sample_at_s = now_s + self._planned_s
 
     def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> None:

@@ -156,8 +156,8 @@ def validate(state: SessionMachine) -> None:
     assert state.takeover_pending or state.let_go_by_s == math.inf
     assert not state.requests.waiting or state.requests.rows_out
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
-    assert state.phase is not Phase.ENDED or not (asked or slots.alive)
-    assert state.phase is not Phase.CLOSING or slots.alive
+    assert state.phase is not Phase.ENDED or not (asked or slots.processes)
+    assert state.phase is not Phase.CLOSING or slots.processes
     spares = state.replacement.spares
     # One more may be made to recycle a worker, which a restore may replace meanwhile; one that is over replaces none.
     more = len(slots) if state.make.snapshots else 1

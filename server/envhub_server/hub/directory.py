@@ -140,9 +140,6 @@ class Directory:
         text = f"session {runtime.name} was taken over by {by}"
         self.forget(runtime.token, Failure("session_lost", "session", text))
 
-    def is_leased(self, runtime: SessionRuntime) -> bool:
-        return runtime.token in self.protocol.leases
-
     def connect_side(self, ticket: bytes, side: socket.socket) -> None:
         for runtime in self.sessions:
             if secrets.compare_digest(runtime.ticket, ticket):

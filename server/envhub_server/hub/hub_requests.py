@@ -196,7 +196,7 @@ class HubRequests:
             self._protocol.answer(request, messages.EnvNames(self.listing.names))
             return None
         try:
-            if not self.listing.asking:
+            if not self.listing.asked:
                 self.start_listing()
         except OSError as error:
             return Failure("limit", "hub", f"a worker cannot be started: {error.strerror}")
@@ -207,7 +207,7 @@ class HubRequests:
         if self.listing.done and not self._is_listed:
             self._is_listed = True
             self._on_listed()
-        if not self.listing.asking:
+        if not self.listing.asked:
             waiting, self._waiting = self._waiting, []
             for request in waiting:
                 self._protocol.answer(request, messages.EnvNames(self.listing.names or []))
@@ -242,7 +242,8 @@ class HubRequests:
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._directory.add(runtime, request, holder)
         self.table.plan_look()
-        runtime.start(request._replace(message=runtime.state.make))
+        runtime.under_way = request._replace(message=runtime.state.make)
+        runtime.report(SessionMachine.on_made)
         return None
 
     def _attach(self, request: Incoming, holder: Holder) -> Failure | None:

@@ -69,10 +69,6 @@ class SessionRuntime(SessionResources):
 
     # --- what the machine is told -------------------------------------------------------------------------------------
 
-    def start(self, request: Incoming) -> None:
-        self.under_way = request
-        self.report(SessionMachine.on_made)
-
     def attach(self, attaching: Attaching) -> None:
         """Report that another client is to get the session; one that waits for it already gets it no more."""
         waits = self.attaching is not None

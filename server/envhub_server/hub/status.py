@@ -100,7 +100,7 @@ class SessionTable:
             "idle_s": idle_s,
             "phase": state.phase.value,
             "lane": state.lane.value,
-            "leased": self._directory.is_leased(runtime),
+            "leased": runtime.token in self._directory.protocol.leases,
             "steps": runtime.steps,
             "steps_per_s": None if life.steps_per_s is None else round(life.steps_per_s, 1),
             "step_ms": life.times.step_ms,

@@ -171,10 +171,8 @@ class EnvBuilding:
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def on_session_made(self, now_s: float) -> None:
-        count = len(self._slots)
-        if self._launcher.has_zygote is None:
-            count = 1  # the others start once it has imported what they are to have
-        self._launcher.start([*self._slots][:count], now_s)
+        # If the first is to say what it has imported, the others start then, to have the same.
+        self._launcher.start(self._slots[:1] if self._launcher.has_zygote is None else self._slots, now_s)
         self._notify_if_crowded()
 
     def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> None:

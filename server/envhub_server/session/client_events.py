@@ -57,7 +57,7 @@ class ClientEvents(SessionState):
             raise IllegalEvent(f"{type(message).__name__} in phase {self.phase.value}")
         prepared = self.snapshots.restoring
         if prepared is not None and prepared.is_held and getattr(message, "action", "") != "commit":
-            self.snapshots.cancel()
+            self.snapshots.give_up()
         self.requests.pending_reply = True
         handler(self, now_s, message, quiescent)
 

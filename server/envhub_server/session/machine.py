@@ -166,7 +166,7 @@ class SessionMachine(ClientEvents):
             self.on_snapshot_advanced(self.snapshots.on_worker_lost(slot.rows[0]))
         self.closing.on_ended(process, f"the process {exited.cause.how}")
         if self.phase is Phase.CLOSING:
-            if not self.slots.alive:
+            if not self.slots.processes:
                 self.end()
         elif self.phase is Phase.BROKEN:
             self.closing.tell()
@@ -196,7 +196,9 @@ class SessionMachine(ClientEvents):
 
     @handles(control.EpisodesDone, *SERVING)
     def on_episodes_done(self, now_s: float, process: Process, done: control.EpisodesDone) -> None:
-        self.replacement.on_episodes_done(self.slots[process.slot_index], now_s)
+        slot = self.slots[process.slot_index]
+        slot.needs_recycling = slot.serving is not None
+        self.replacement.recycle(now_s)
 
     @handles(control.HandedOver, *SERVING)
     def on_handed_over(self, now_s: float, process: Process, left: control.HandedOver) -> None:
@@ -226,7 +228,9 @@ class SessionMachine(ClientEvents):
     @allowed_in(*LIVE)
     def on_rows_waiting(self, now_s: float, slot: int) -> None:
         """Note that steps were posted to a slot whose process has ended; its rows wait for the next one."""
-        self.replacement.on_rows_waiting(self.slots[slot], now_s)
+        left = self.slots[slot]
+        if left.loss is not None:
+            left.finish_at_s = min(left.finish_at_s, now_s + self.make.faults.restart_wait_s)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class Spares:
         Within a group it is the first slot, because no slot of the group has more rows.
         """
         groups = [self._group_of(spare) for spare in self._slots.spares.values()]
-        first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed([*self._slots])}
+        first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed(self._slots)}
         count = self._restarts.count
         return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
 
@@ -161,10 +161,6 @@ class Replacement:
         named = replace(failure, replay=name_of_raised(prefix, row or 0, request))
         self._effects.keep_replay(slot.index, slot.process.number, named, row, trace)
         return named.replay
-
-    def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
-        if slot.loss is not None:
-            slot.finish_at_s = min(slot.finish_at_s, now_s + self._make.faults.restart_wait_s)
 
     def finish_steps(self, now_s: float) -> None:
         for slot in self._slots:
@@ -261,10 +257,6 @@ class Replacement:
         age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
         serving = (slot for slot in self._slots if slot.serving is not None and not slot.needs_recycling)
         return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
-
-    def on_episodes_done(self, slot: Slot, now_s: float) -> None:
-        slot.needs_recycling = slot.serving is not None
-        self.recycle(now_s)
 
     def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
         recycle = self._launcher.rules.hosting.recycle

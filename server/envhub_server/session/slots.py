@@ -257,10 +257,6 @@ class SlotTable(list[Slot]):
         """All processes: first those of the slots, in the slots' order, then the others."""
         return [*(slot.process for slot in self if slot.process is not None), *self.spares.values()]
 
-    @property
-    def alive(self) -> bool:
-        return bool(self._processes)
-
 
 @dataclass
 class Deadlines:

@@ -332,10 +332,6 @@ class Snapshots:
             return self._failure(LOST, text)
         return self._hand_over(restore, now_s)
 
-    def cancel(self) -> None:
-        """End the processes of a restore that is prepared."""
-        self._give_up("", None)
-
     def _hand_over(self, restore: Restore, now_s: float) -> Table | None:
         restore.is_held, restore.handed_over, outcome = False, True, None
         slots = [self._slots.of_row(row) for row in restore.processes]
@@ -383,9 +379,10 @@ class Snapshots:
             slot.successor = None if slot.successor is process else slot.successor
             return self._restored()
         row = next((row for row, each in restore.processes.items() if each is process), None)
-        return None if row is None else self._give_up(how, row)
+        return None if row is None else self.give_up(how, row)
 
-    def _give_up(self, text: str, row: int | None) -> Failure:
+    def give_up(self, text: str = "", row: int | None = None) -> Failure:
+        """End the processes of a restore, which may be prepared; the failure of its request."""
         restore, self.restoring, self._by_s = self.restoring, None, math.inf
         for each in restore.processes.values() if restore is not None else ():
             if self._slots.process(each.number) is not None:
@@ -407,7 +404,7 @@ class Snapshots:
         restore = self.restoring
         assert restore is not None
         if not restore.handed_over:
-            return self._give_up(f"the restore {text}", None)
+            return self.give_up(f"the restore {text}")
         self._by_s = math.inf
         for slot in map(self._slots.of_row, restore.processes):
             if slot.successor is not None and slot.process is not None:  # it is to leave, and is stopped or hangs

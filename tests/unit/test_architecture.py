@@ -313,18 +313,17 @@ BUDGETS = {
     "envhub/transport": (801, 5),  # an address says whether its bytes cost
     "envhub/values": (2135, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
-    "server/envhub_server": (1954, 10),
-    "server/envhub_server/catalog": (578, 3),
-    # slow requests; table of sessions; actions on workers; snapshots; the check of requests, which the catalog had
-    "server/envhub_server/hub": (3725, 12),
+    "server/envhub_server": (1914, 10),
+    "server/envhub_server/catalog": (563, 3),
+    "server/envhub_server/hub": (3603, 12),  # slow requests; table of sessions; actions on workers; snapshots
     "server/envhub_server/ipc": (1224, 7),  # slow requests; frames; trials of envs; snapshots
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
-    "server/envhub_server/network": (2305, 10),  # who acts; restarts by order
+    "server/envhub_server/network": (2250, 10),  # who acts; restarts by order
     "server/envhub_server/processes": (1575, 6),  # reads stacks of workers that run; snapshots
-    "server/envhub_server/session": (3501, 12),  # SENDs that wait; ordered restarts; snapshots
+    "server/envhub_server/session": (3272, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots; verbs by fewer calls
     "server/envhub_server/worker": (5850, 23),
-    "server/envhub_server/web": (1240, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
+    "server/envhub_server/web": (1220, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 
 

@@ -320,7 +320,7 @@ BUDGETS = {
     "server/envhub_server/memory": (733, 3),  # times steps; completes calls and resets of workers that end
     "server/envhub_server/network": (2250, 10),  # who acts; restarts by order
     "server/envhub_server/processes": (1575, 6),  # reads stacks of workers that run; snapshots
-    "server/envhub_server/session": (3272, 12),  # SENDs that wait; ordered restarts; snapshots
+    "server/envhub_server/session": (3262, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots; verbs by fewer calls
     "server/envhub_server/worker": (5850, 23),
     "server/envhub_server/web": (1220, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves

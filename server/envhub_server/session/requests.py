@@ -13,14 +13,12 @@ from envhub_server.session.effects import RowBlobs
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import Slot, SlotTable
 
+WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
 
 
 def refusal(text: str) -> Failure:
     return Failure("refused", "request", text)
-
-
-WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
 
 
 class Requests:
@@ -51,8 +49,6 @@ class Requests:
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return Failure("not_permitted", "request", text)
 
-    # --- resets -------------------------------------------------------------------------------------------------------
-
     def reset_problem(self, reset: Reset) -> Failure | None:
         num_envs, each = self._make.num_envs, reset.options_each
         seeds, mask = reset.seeds or [None] * num_envs, reset.mask or [True] * num_envs
@@ -64,15 +60,11 @@ class Requests:
             return refusal("a vector env takes options for all of its envs, and not for each")
         return None
 
-    # --- calls --------------------------------------------------------------------------------------------------------
-
     def rows_problem(self, rows: Sequence[int]) -> Failure | None:
         """The reason why these rows cannot be called; None if they can. An empty list means all rows."""
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None
-
-    # --- partial batches ----------------------------------------------------------------------------------------------
 
     def part_problem(self, send: Send) -> Failure | None:
         sizes = self._make.num_envs, len(self._slots)
@@ -84,8 +76,6 @@ class Requests:
         """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
         if self.waiting:
             self._effects.take_part(min(self.min_envs, self.rows_out))
-
-    # --- attributes ---------------------------------------------------------------------------------------------------
 
     def on_attribute_set(self, slot: Slot, message: control.SetAttrRows) -> None:
         """Keep the values for the next envs of these rows."""

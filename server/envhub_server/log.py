@@ -292,3 +292,6 @@ class Logger:
     warning = functools.partialmethod(_log, "warning", logging.WARNING)
     error = functools.partialmethod(_log, "error", logging.ERROR)
     exception = functools.partialmethod(_log, "exception", logging.ERROR)
+
+
+log = Logger("envhub.hub")  # of all parts of the hub but those with a name of their own

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Protocol
+from queue import SimpleQueue
 
 from envhub.arena.spin import RING
 
@@ -108,72 +108,48 @@ Ready = list[tuple[int, int]]  # descriptors, each with the events of epoll
 _DESCRIPTOR = itemgetter(0)
 
 
-class Source(Protocol):
-    """The owner of descriptors that the loop waits for."""
-
-    def on_ready(self, descriptor: int) -> None: ...
-
-
 class Poller:
-    """Descriptors, each with the source that handles it."""
+    """Descriptors, each with what handles it, and gets its number."""
 
     def __init__(self) -> None:
-        self._sources: dict[int, Source] = {}
+        self._handlers: dict[int, Callable[[int], object]] = {}
         self._epoll = select.epoll()
         self.wait: Callable[[float | None], Ready] = self._epoll.poll
 
     def handle(self, ready: Ready) -> None:
-        sources = self._sources
-        wanted = [*map(sources.get, map(_DESCRIPTOR, ready))]
-        for (descriptor, _), source in zip(ready, wanted, strict=True):
-            # An earlier source of this iteration may have closed it, and another may have its number.
-            if source is not None and sources.get(descriptor) is source:
-                source.on_ready(descriptor)
+        handlers = self._handlers
+        wanted = [*map(handlers.get, map(_DESCRIPTOR, ready))]
+        for (descriptor, _), handler in zip(ready, wanted, strict=True):
+            # An earlier one of this iteration may have closed it, and another may have its number.
+            if handler is not None and handlers.get(descriptor) is handler:
+                handler(descriptor)
 
     def wake_on(self, descriptor: int) -> None:
         """End a wait whenever the descriptor is readable; the caller of ``wait`` handles it."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def register(self, descriptor: int, source: Source, edges: bool = False) -> None:
+    def register(self, descriptor: int, handler: Callable[[int], object], edges: bool = False) -> None:
         """Wait until it is readable; with ``edges`` for new input only, whether or not the old input is read."""
-        self._sources[descriptor] = source
+        self._handlers[descriptor] = handler
         self._epoll.register(descriptor, select.EPOLLIN | (select.EPOLLET if edges else 0))
 
     def want_writable(self, descriptor: int, wanted: bool) -> None:
         """Begin, or cease, to wait also until the descriptor is writable."""
-        if descriptor in self._sources:
+        if descriptor in self._handlers:
             self._epoll.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def unregister(self, descriptor: int) -> None:
-        if self._sources.pop(descriptor, None) is not None:
+        if self._handlers.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
     def close(self) -> None:
-        self._sources.clear()
+        self._handlers.clear()
         self._epoll.close()
 
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 # They would end a process that does not handle them.
 ASKING = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-
-
-class Signals:
-    """Reads the numbers of signals from a socket, and calls their handlers."""
-
-    def __init__(self, ours: socket.socket, on_named: Callable[[str], None], on_child: Callable[[], None]) -> None:
-        self.stopped = False  # whether a signal to stop the process has come
-        self._ours = ours
-        self._on_named = on_named
-        self._on_child = on_child
-
-    def on_ready(self, descriptor: int) -> None:
-        for number in self._ours.recv(64):
-            if number == signal.SIGCHLD:
-                self._on_child()
-            elif number in (*STOPPING, *ASKING):
-                self.stopped = self.stopped or number in STOPPING
-                self._on_named(signal.Signals(number).name)
 
 
 @contextlib.contextmanager
@@ -187,10 +163,19 @@ def handled(
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    source = Signals(ours, on_named, on_child)
+    come: set[int] = set()
+
+    def on_signals(_: int) -> None:
+        for number in ours.recv(64):
+            come.add(number)
+            if number == signal.SIGCHLD:
+                on_child()
+            elif number in (*STOPPING, *ASKING):
+                on_named(signal.Signals(number).name)
+
     numbers = (*STOPPING, *ASKING, signal.SIGCHLD) if is_served else (signal.SIGCHLD,)
     with ours, theirs:
-        poller.register(ours.fileno(), source)
+        poller.register(ours.fileno(), on_signals)
         # The descriptor before the handlers, and after them: a signal that only reached a handler would be lost.
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         before = [signal.signal(number, lambda *_: None) for number in numbers]
@@ -198,7 +183,7 @@ def handled(
             yield
         finally:
             for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, signal.SIG_IGN if source.stopped and number in STOPPING else handler)
+                signal.signal(number, signal.SIG_IGN if number in STOPPING and come & {*STOPPING} else handler)
             signal.set_wakeup_fd(wakeup)
             poller.unregister(ours.fileno())
 
@@ -208,52 +193,39 @@ class BackgroundThread:
 
     def __init__(self, poller: Poller, name: str) -> None:
         self._poller, self._name = poller, name
-        self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._done: deque[Callable[[], None]] = deque()
+        self.waiting: SimpleQueue[tuple[Act, Act] | None] = SimpleQueue()  # None: the thread ends
+        self._lock, self._is_closed = threading.Lock(), False  # the thread rings no bell that is closed
+        self._done: deque[Act] = deque()
         self._thread: threading.Thread | None = None
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poller.register(self._bell, self)
+        poller.register(self._bell, self._report)
 
-    def do(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+    def do(self, work: Act, done: Act) -> None:
         """Do ``work``, which raises nothing, then call ``done`` in the loop. ``RuntimeError``: no thread is left."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._thread = thread
-        with self._changed:
-            self.waiting.append((work, done))
-            self._changed.notify()
+        self.waiting.put((work, done))
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self.waiting:
-                    if self._closing:
-                        return
-                    self._changed.wait()
-                work, done = self.waiting.popleft()
-            work()
-            with self._changed:
-                self._done.append(done)
-                if not self._closing:
+        while (task := self.waiting.get()) is not None and not self._is_closed:
+            task[0]()
+            with self._lock:
+                self._done.append(task[1])
+                if not self._is_closed:
                     os.eventfd_write(self._bell, 1)
-            del work, done  # they hold observations or traces, and the next ones may never come
+            del task  # it holds observations or traces, and the next one may never come
 
-    def on_ready(self, descriptor: int) -> None:
-        os.eventfd_read(self._bell)
-        self._report()
-
-    def _report(self) -> None:
+    def _report(self, _: int = -1) -> None:
+        with contextlib.suppress(BlockingIOError):  # the thread has not rung
+            os.eventfd_read(self._bell)
         while self._done:
             self._done.popleft()()
 
     def finish(self, wait_s: float) -> None:
         """Wait so long for all work, report what is done, and close."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self.waiting.put(None)
         if self._thread is not None:
             self._thread.join(wait_s)
         self._report()
@@ -261,12 +233,11 @@ class BackgroundThread:
 
     def close(self) -> None:
         """Begin nothing more; nothing is reported any more."""
-        with self._changed:
-            self._closing = True
-            self.waiting.clear()
-            self._changed.notify()
         self._poller.unregister(self._bell)
-        os.close(self._bell)
+        with self._lock:
+            self._is_closed = True
+            os.close(self._bell)
+        self.waiting.put(None)
 
 
 class Ringer:

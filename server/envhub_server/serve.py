@@ -35,16 +35,14 @@ from envhub_server.config import HubConfig, check_config, key_text, settings_of_
 from envhub_server.hub.hub import Hub
 from envhub_server.ipc.packages import remedy_of
 from envhub_server.ipc.process_marks import own_folder
-from envhub_server.log import Logger
 from envhub_server.log import configure as configure_log
+from envhub_server.log import log
 from envhub_server.processes.interpreter import InterpreterKey, UnsafeFolder, environment_of
 from envhub_server.replay import ENVIRONMENT_VARIABLE as REPLAYS
 from envhub_server.replay import default_path
 from envhub_server.systemd import ServiceManager
 
 PATH = "PYTHONPATH"
-
-log = Logger("envhub.hub")
 
 
 def check_folders(registry: Registry) -> None:
@@ -234,6 +232,6 @@ def serve(
         hub = Hub(reached(config), None, listed, manager, lambda: reached(checked(reread())))
         with hub.opened():
             if web is not None:
-                web.start(next(each for each in hub.addresses if each.startswith("ipc:")), *hub.process_owner)
+                web.start(next(each for each in hub.addresses if each.startswith("ipc:")), hub.supervisor)
             ready(hub, "" if web is None else web.url)
             hub.run()

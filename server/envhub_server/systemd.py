@@ -8,15 +8,13 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 
 BOOTED = "/run/systemd/system"  # exists where systemd is the init, see sd_booted(3)
 MARK = "# Written by `envhub service install`. `envhub service uninstall` removes it.\n"
 WATCHDOG_S = 30
 STOP_SPARE_S = 15  # for processes to be ended after all drain times
-
-log = Logger("envhub.hub")
 
 
 class ServiceManager:

@@ -19,7 +19,7 @@ import gymnasium as gym
 import pytest
 import sims
 from combinations import each_value
-from envhub_server.catalog.admission import WRAPPER_NAMES
+from envhub_server.hub.planner import WRAPPER_NAMES
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hubs import LANES, ServedHub, stopped, wait_until

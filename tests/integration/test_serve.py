@@ -283,7 +283,8 @@ def test_address_of_a_client_is_not_bound_and_its_key_not_shown(place: str, entr
 
 
 def test_files_in_the_place_of_a_hubs_own_are_kept(tmp_path: Path) -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+    router = sockets.Router()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router.socket:
         listener = Listener(router, open_to_all=False)
         for ending in ("", ".side", ".aside", ".full", ".lock"):
             notes = tmp_path / f"notes{ending}"
@@ -300,7 +301,8 @@ def test_files_in_the_place_of_a_hubs_own_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["", ".side", ".aside"])
 def test_socket_that_another_program_has_open_is_kept(tmp_path: Path, ending: str, kind: int) -> None:
     path = tmp_path / f"agent.sock{ending}"
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+    router = sockets.Router()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router.socket:
         listener = Listener(router, open_to_all=False)
         with socket.socket(socket.AF_UNIX, kind) as other:
             other.bind(str(path))

@@ -10,8 +10,7 @@ from typing import Any
 from envhub_server.catalog.registry import Recipe
 from envhub_server.ipc.control import Built, Closing, Mapped
 from envhub_server.processes.worker_handle import ExitCause, WorkerExited, WorkerMessage
-from envhub_server.session.building import WorkerCount
-from envhub_server.session.launcher import Machine, Restarts, WorkerRules
+from envhub_server.session.launcher import Launcher, Machine, Restarts, WorkerCount, WorkerRules
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import SAMPLE_S, Progress, Slot, Stage
 from envhub_server.session.state import HANDLERS, MAKING, OVER, SERVING, TRANSITIONS, Driver, Phase
@@ -19,6 +18,7 @@ from recorder import Answer, Effect, Recorder, Tell, events
 
 from envhub.protocol.messages import Done, Failure, Make, Send
 
+NO_RULES = WorkerRules()
 MACHINE = Machine((0, 1, 2, 3), 4, quota=True)  # with which nobody spins
 OBSERVATION, WIDER, ACTION = b"a space", b"a wider one of the same leaves", b"actions"
 INFO_BYTES = 64
@@ -36,8 +36,17 @@ class Session(SessionMachine):
 
     effects: Recorder
 
-    def __init__(self, *about: Any) -> None:
-        super().__init__(Recorder(), *about)
+    def __init__(
+        self,
+        make: Make,
+        recipe: Recipe,
+        count: WorkerCount | None,
+        info_bytes: int,
+        machine: Machine,
+        restarts: Restarts,
+        rules: WorkerRules = NO_RULES,
+    ) -> None:
+        super().__init__(Launcher(make, recipe, rules, machine, restarts, Recorder()), count, info_bytes)
 
     def handle(self, event: Any, now_s: float = 0.0) -> list[Effect]:
         """Tell the session what has happened; the calls of its effects."""
@@ -139,16 +148,16 @@ def only_tell(kind: type, calls: Iterable[Effect]) -> Any:
 
 def validate(state: SessionMachine) -> None:
     """Check what always holds between two events."""
-    ownership, asked, slots = state.ownership, state.requests.pending_reply, state.slots
+    asked, slots = state.requests.pending_reply, state.slots
     assert sorted(row for slot in slots for row in slot.rows) == [*range(state.make.num_envs)]
     assert asked or state.phase is not Phase.MOVING
-    assert asked or ownership.takeover_pending or state.phase not in MAKING
-    assert ownership.driver is Driver.HUB or not state.partial_batches.rows_out
-    assert ownership.takeover_pending or ownership.let_go_by_s == math.inf
-    assert not state.partial_batches.waiting or state.partial_batches.rows_out
+    assert asked or state.takeover_pending or state.phase not in MAKING
+    assert state.driver is Driver.HUB or not state.requests.rows_out
+    assert state.takeover_pending or state.let_go_by_s == math.inf
+    assert not state.requests.waiting or state.requests.rows_out
     assert state.requests.failure is not None or state.phase is not Phase.BROKEN
-    assert state.phase is not Phase.ENDED or not (asked or slots.alive)
-    assert state.phase is not Phase.CLOSING or slots.alive
+    assert state.phase is not Phase.ENDED or not (asked or slots.processes)
+    assert state.phase is not Phase.CLOSING or slots.processes
     spares = state.replacement.spares
     # One more may be made to recycle a worker, which a restore may replace meanwhile; one that is over replaces none.
     more = len(slots) if state.make.snapshots else 1
@@ -169,7 +178,6 @@ def validate_slot(state: SessionMachine, slot: Slot) -> None:
     if state.phase in SERVING:
         assert (slot.loss is None) == (slot.serving is not None)
         assert process is not None or slot.restart_at_s < math.inf
-        assert not slot.waiting
 
 
 def restarts(restarts_max: int = 5) -> Restarts:

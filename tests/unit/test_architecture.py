@@ -313,17 +313,17 @@ BUDGETS = {
     "envhub/transport": (700, 5),  # an address says whether its bytes cost
     "envhub/values": (2105, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate
-    "server/envhub_server": (1932, 10),
-    "server/envhub_server/catalog": (733, 4),
-    "server/envhub_server/hub": (3623, 12),  # slow requests; table of sessions; actions on workers; snapshots
+    "server/envhub_server": (1902, 10),
+    "server/envhub_server/catalog": (563, 3),
+    "server/envhub_server/hub": (3606, 12),  # slow requests; table of sessions; actions on workers; snapshots
     "server/envhub_server/ipc": (1197, 7),  # slow requests; frames; trials of envs; snapshots
-    "server/envhub_server/memory": (718, 3),  # times steps; completes calls and resets of workers that end
-    "server/envhub_server/network": (2298, 10),  # who acts; restarts by order
-    "server/envhub_server/processes": (1495, 6),  # reads stacks of workers that run; snapshots
-    "server/envhub_server/session": (3497, 12),  # SENDs that wait; ordered restarts; snapshots
+    "server/envhub_server/memory": (709, 3),  # times steps; completes calls and resets of workers that end
+    "server/envhub_server/network": (2250, 10),  # who acts; restarts by order
+    "server/envhub_server/processes": (1496, 6),  # reads stacks of workers that run; snapshots
+    "server/envhub_server/session": (3262, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots; verbs by fewer calls
     "server/envhub_server/worker": (5605, 23),
-    "server/envhub_server/web": (1230, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
+    "server/envhub_server/web": (1220, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 
 

@@ -8,7 +8,6 @@ from envhub_server.ipc import control
 from envhub_server.ipc.control import FirstBuilt
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.session.building import (
-    WorkerCount,
     chosen_count,
     count_in_advance,
     count_workers,
@@ -17,10 +16,9 @@ from envhub_server.session.building import (
     lacking,
     separate,
 )
-from envhub_server.session.launcher import NO_RULES, Launcher, Machine, WorkerRules, interpreter_of
-from envhub_server.session.slots import Deadlines, SlotTable
+from envhub_server.session.launcher import Launcher, Machine, WorkerCount, WorkerRules, interpreter_of
 from recorder import Recorder
-from sessions import RECIPE, restarts
+from sessions import NO_RULES, RECIPE, restarts
 
 from envhub.protocol.messages import Faults, Hosting, Make, ProgramEnvironment, Recycle
 
@@ -28,9 +26,10 @@ OF_A_SESSION = WorkerRules(session="0badcafe")
 
 
 def launcher(make: Make, rules: WorkerRules, recipe: Recipe, workers: int, decided: bool) -> Launcher:
-    slots = SlotTable(make.num_envs, make.faults)
-    slots.resize(workers)
-    return Launcher(make, recipe, rules, Machine((4, 5), 2), slots, Deadlines(), restarts(), Recorder(), decided)
+    made = Launcher(make, recipe, rules, Machine((4, 5), 2), restarts(), Recorder())
+    made.slots.resize(workers)
+    made.count = WorkerCount(workers, "as the test wants it") if decided else None
+    return made
 
 
 def build(

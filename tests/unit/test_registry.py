@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from envhub_server.catalog.admission import admitted, hosting_of_session
 from envhub_server.catalog.registry import EnvSettings, Recipe, Registry
 from envhub_server.config import HubConfig
 from envhub_server.hub.directory import MINUTE_S, ClientUsage
-from envhub_server.hub.planner import Usage
+from envhub_server.hub.planner import Usage, admitted, hosting_of_session
 from envhub_server.ipc.packages import on_this_machine
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.connections import OWN_USER, Holder, Quotas

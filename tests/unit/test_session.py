@@ -21,13 +21,12 @@ from envhub_server.ipc.control import (
     RowInfo,
     Serve,
     SharedChanged,
-    Suspicious,
 )
 from envhub_server.processes.worker_handle import ExitCause, WorkerMessage
 from envhub_server.session import state
-from envhub_server.session.building import WorkerCount, crowded_text
-from envhub_server.session.launcher import Machine, WorkerRules
-from envhub_server.session.slots import Late, Progress
+from envhub_server.session.building import crowded_text
+from envhub_server.session.launcher import Machine, WorkerCount, WorkerRules
+from envhub_server.session.slots import Late, Progress, Stage
 from envhub_server.session.state import HANDLERS, TRANSITIONS, Driver, IllegalEvent, LaneName, Phase
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -276,7 +275,7 @@ def learned(session: Session) -> bool:
     """Whether later sessions share imports, once all of those that are still to be made are made."""
     for message in (built(), Mapped()):
         for worker, slot in enumerate(session.slots):
-            if slot.waiting:
+            if slot.stage in (Stage.BUILDING, Stage.MAPPING):
                 instructions = session.worker_sent(worker, message)
     return only(Learn, instructions).shares_imports
 
@@ -371,7 +370,7 @@ def test_who_spins_follows_from_the_numbers_of_workers_and_cpus(
     sizing = WorkerCount(workers, "as the test wants it")
     make = Make(8, "CartPole-v1", spin_us=wanted_us)
     session = Session(make, RECIPE, sizing, INFO_BYTES, Machine((0, 1, 2, 3), 4), restarts())
-    assert (session.sizing.worker_spin_us, session.sizing.driver_spin_us) == (worker_us, driver_us)
+    assert (session.building.worker_spin_us, session.building.driver_spin_us) == (worker_us, driver_us)
 
 
 def test_only_workers_of_a_private_hub_may_unpickle() -> None:
@@ -800,17 +799,17 @@ def test_actions_that_do_not_fit_are_refused_and_the_session_goes_on() -> None:
 def test_client_with_the_ticket_drives_until_it_asks_for_something() -> None:
     session = ready()
     assert session.handle(events.SideConnected(quiescent=True)) == [Grant(), GiveDrive()]
-    assert (session.ownership.lane, session.ownership.driver) == (LaneName.SHARED, Driver.CLIENT)
+    assert (session.lane, session.driver) == (LaneName.SHARED, Driver.CLIENT)
     called = session.request(Call("x", b""))
-    assert called == [TakeDrive(), PostMessage()] and session.ownership.driver is Driver.HUB
+    assert called == [TakeDrive(), PostMessage()] and session.driver is Driver.HUB
     answered = session.rows_done()
-    assert only(Answer, answered) and GiveDrive() in answered and session.ownership.driver is Driver.CLIENT
+    assert only(Answer, answered) and GiveDrive() in answered and session.driver is Driver.CLIENT
 
 
 def test_hub_takes_the_drive_for_a_step_by_message() -> None:
     session = shared()
     assert session.request(Step(b"\x04")) == [TakeDrive(), PostStep()]
-    assert session.ownership.driver is Driver.HUB and session.phase is Phase.MOVING
+    assert session.driver is Driver.HUB and session.phase is Phase.MOVING
 
 
 def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left() -> None:
@@ -818,7 +817,7 @@ def test_client_that_drives_keeps_the_drive_when_it_asks_for_what_its_step_left(
     session.worker_sent(1, RowFailed(RAISED))
     assert session.request(Collect([1]), quiescent=False) == [Fail(RAISED)]
     assert session.request(Collect([0]), quiescent=False) == [Answer(Done())]
-    assert session.ownership.driver is Driver.CLIENT
+    assert session.driver is Driver.CLIENT
 
 
 def test_failure_of_a_step_is_told_to_the_client_that_took_over_meanwhile() -> None:
@@ -840,7 +839,7 @@ def test_client_whose_step_is_under_way_is_refused() -> None:
     session = shared()
     fail = only(Fail, session.request(Reset(), quiescent=False))
     assert "a step that the client drives has not ended" in fail.failure.message
-    assert session.ownership.driver is Driver.CLIENT
+    assert session.driver is Driver.CLIENT
 
 
 @pytest.mark.parametrize("why", ["busy", "shared", "not quiescent", "taken over", "by parts", "broken"])
@@ -861,11 +860,11 @@ def test_side_socket_is_refused_while_something_is_under_way(why: str) -> None:
 def test_hub_drives_once_the_client_has_left_and_its_rows_are_done() -> None:
     session = shared()
     assert session.handle(events.SideClosed(quiescent=False)) == [CloseSide()]
-    assert session.ownership.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
+    assert session.driver is Driver.CLIENT and session.next_deadline_s() < math.inf
     assert session.handle(events.SideConnected(quiescent=True)) == [RefuseSide()]
     assert session.elapsed(0.5, quiescent=False) == []
     assert session.elapsed(1.0, quiescent=True) == [TakeDrive()]
-    assert session.ownership.driver is Driver.HUB
+    assert session.driver is Driver.HUB
 
 
 # --- takeover ---------------------------------------------------------------------------------------------------------
@@ -902,7 +901,7 @@ def test_takeover_waits_for_the_receive_under_way_and_gives_up_what_else_was_sen
 def test_client_that_has_the_memory_is_asked_to_let_go_before_another_has_the_session() -> None:
     session = shared(faults=Faults(restart_wait_s=5.0))
     assert session.handle(events.Attached(quiescent=True), 1.0) == [Recall()]
-    assert session.elapsed(5.9) == [] and session.ownership.lane is LaneName.SHARED
+    assert session.elapsed(5.9) == [] and session.lane is LaneName.SHARED
     followed = session.handle(events.SideClosed(quiescent=True), 5.9)
     assert followed == [CloseSide(), Transfer(), TakeDrive(), TakeDrive(), AnswerAttach()]
     assert session.elapsed(6.1) == []
@@ -929,7 +928,7 @@ def test_client_that_does_not_let_go_keeps_its_session_and_is_named(process: int
     assert [type(each) for each in kept] == [EndRecall, FailAttach, *[WindUp] * draining]
     failure = only(FailAttach, kept).failure
     assert failure.code == "refused" and ("process 123" if process else "another container") in failure.message
-    assert session.ownership.driver is Driver.CLIENT and session.ownership.lane is LaneName.SHARED
+    assert session.driver is Driver.CLIENT and session.lane is LaneName.SHARED
     assert session.elapsed(7.0, quiescent=False) == []
 
 
@@ -1022,7 +1021,6 @@ def test_vector_env_has_options_for_all_of_its_envs() -> None:
 def test_large_info_of_a_row_of_another_process_is_not_kept() -> None:
     session = ready(3, 2)
     assert session.worker_sent(0, RowInfo(1, b"of worker 1")) == []
-    assert session.worker_sent(1, Suspicious(1, "an info")) == []
 
 
 def test_worker_number_of_a_process_is_its_slot_and_of_a_spare_its_own() -> None:

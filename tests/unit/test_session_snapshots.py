@@ -170,7 +170,7 @@ def walk(seed: int, **make: Any) -> set[str]:
             world.disturb()
         elif what < 0.08:
             world.tell(events.Attached(quiescent=True))
-        elif what < 0.3 and world.asked is None and not session.ownership.takeover_pending:
+        elif what < 0.3 and world.asked is None and not session.takeover_pending:
             world.ask()
         elif not world.deliver():
             now_s += 1.0

@@ -534,7 +534,7 @@ class FakeHub:
                 assert process in self.alive and slot not in self.serving, "two owners of a row"
                 self.serving[slot] = process
             case PostMessage() | PostStep():
-                assert not self.posted and self.session.ownership.driver is Driver.HUB
+                assert not self.posted and self.session.driver is Driver.HUB
                 self.posted = set(self.serving)
                 if not self.posted:
                     self.queue.append(events.RowsDone())
@@ -627,14 +627,14 @@ class FakeHub:
                 self.deliver(events.Elapsed(self.quiescent, (None,) * len(state.slots)))
             case "connect":
                 self.deliver(events.SideConnected(self.quiescent))
-            case "leave" if state.ownership.lane is LaneName.SHARED:
+            case "leave" if state.lane is LaneName.SHARED:
                 self.deliver(events.SideClosed(self.quiescent))
-            case "drive" if state.ownership.driver is Driver.CLIENT and self.serving:
+            case "drive" if state.driver is Driver.CLIENT and self.serving:
                 self.posted = set(self.serving)
-            case "done" if state.ownership.driver is Driver.CLIENT or state.phase is Phase.READY:
+            case "done" if state.driver is Driver.CLIENT or state.phase is Phase.READY:
                 self.posted.clear()
             case "attach" if state.attachable:
-                self.heirs += not self.session.ownership.takeover_pending  # the last of several is told
+                self.heirs += not self.session.takeover_pending  # the last of several is told
                 self.deliver(events.Attached(self.quiescent))
             case "end":
                 ends = [events.Abandoned(SHUTTING_DOWN), events.LeaseExpired()]
@@ -708,7 +708,7 @@ def recorded(**make: Any) -> Session:
 def test_replay_is_kept_of_the_process_that_served_and_not_of_the_next_that_never_did() -> None:
     session = recorded()
     ended = session.exited(0, now_s=100.0)
-    kept = only(KeepReplay, ended).order
+    kept = only(KeepReplay, ended)
     assert (kept.slot, kept.process, kept.row, kept.trace) == (0, 0, None, b"")
     assert only(TakeRows, ended).loss.failure.replay == kept.failure.replay == "kept-worker0-1"
     session.elapsed(100.2)
@@ -725,7 +725,7 @@ def test_replay_of_an_env_that_raised_has_its_trace(trace: bytes) -> None:
     if not trace:
         assert found == []
         return
-    kept = only(KeepReplay, found).order
+    kept = only(KeepReplay, found)
     assert (kept.row, kept.trace) == (2, trace)
     told = kept.failure
     assert (told.cause, told.message, told.exception, told.traceback) == (
@@ -758,7 +758,7 @@ def test_client_does_not_drive_a_session_that_has_broken() -> None:
     session = shared(faults=Faults(restarts_max=0))
     session.request(Reset())
     found = session.exited(0)
-    assert session.phase is Phase.BROKEN and session.ownership.driver is Driver.HUB
+    assert session.phase is Phase.BROKEN and session.driver is Driver.HUB
     assert not every(GiveDrive, found)
 
 

@@ -40,16 +40,13 @@ class Listing:
         self._first = first
         self._keys = dict(enumerate(registry.interpreters, first))  # by the numbers of the workers
         self._registered: dict[InterpreterKey, list[str]] = {}
-        self._asked: set[int] = set()  # workers that have not said what is registered
-        self._running: set[int] = set()
+        self.asked: set[int] = set()  # workers that have not said what is registered
+        # Workers that find names, or try what is offered, so that ``look`` is due every ``LOOK_S``.
+        self.running: set[int] = set()
         self._importing: dict[int, str] = {}  # a module with factories, by the worker that imports it
         self._stages: dict[int, tuple[str, float]] = {}  # what each worker is at, and since when
         self._problems: dict[int, dict[str, str]] = {}  # by worker, the reason why each env is not ready
         self._drawing: set[int] = set()  # workers that have tried the rendering
-
-    @property
-    def asking(self) -> bool:
-        return bool(self._asked)
 
     @property
     def next_number(self) -> int:
@@ -61,7 +58,7 @@ class Listing:
 
     def try_again(self, key: InterpreterKey) -> None:
         number = next(number for number, each in self._keys.items() if each == key)
-        if number in self._running or not self.unready.keys() & set(self._registry.names(key)):
+        if number in self.running or not self.unready.keys() & set(self._registry.names(key)):
             return
         try:
             self._start(number)
@@ -75,18 +72,13 @@ class Listing:
         asked = self._registry.modules(key), self._registry.factories(key), self._registry.rendering(key)
         worker.send(control.ListNames(*asked))
         self._drawing.discard(number)
-        self._asked.add(number)
-        self._running.add(number)
+        self.asked.add(number)
+        self.running.add(number)
         self._modules_failed.discard(number)
         self._problems[number] = {}
 
-    @property
-    def running(self) -> bool:
-        """True if a worker finds names, or tries what is offered, so that ``look`` is due every ``LOOK_S``."""
-        return bool(self._running)
-
     def look(self, now_s: float) -> None:
-        for number in self._running:
+        for number in self.running:
             stage, names = self._stage(number)
             if stage != self._stages.get(number, ("", 0.0))[0]:
                 self._forget_stage(number)
@@ -124,12 +116,12 @@ class Listing:
                         self._problems[number][name] = (
                             f"the worker that imported {module!r} {cause.how} before it was done"
                         )
-                elif number in self._asked:
+                elif number in self.asked:
                     log.warning("env_names_unknown", why=f"the worker that lists them {cause.how}")
                 elif number not in self._drawing and self._registry.rendering(key):
                     self._cannot_draw(number, f"the process that tried it {cause.how}")
-                self._asked.discard(number)
-                self._running.discard(number)
+                self.asked.discard(number)
+                self.running.discard(number)
                 self._importing.pop(number, None)
                 self._forget_stage(number)
                 self._tell(self._registry.names(key), self._problems.pop(number))
@@ -145,7 +137,7 @@ class Listing:
             case WorkerMessage(message=messages.EnvNames(names)):
                 self._registered[key] = names
                 self._problems[number].update(self._registry.unmatched(key, names))
-                self._asked.discard(number)
+                self.asked.discard(number)
                 if why := self._registry.impossible(key, names, number not in self._modules_failed):
                     self._refuse(number, EnvNotFound(why))
             case WorkerMessage(message=control.RenderingTried(why)):
@@ -161,7 +153,7 @@ class Listing:
                     self._refuse(number, self._registry.not_found(failed.entry, f"{failed.why}{failed.remedy}"))
                 why = f"{failed.entry} cannot be made: {failed.why}{failed.remedy}"
                 self._problems[number].update(dict.fromkeys(self._registry.names(key, failed.entry), why))
-        if not self._asked and (self.names is None or self._registered):
+        if not self.asked and (self.names is None or self._registered):
             self.names = self._registry.offered(self._registered)
 
     def _refuse(self, number: int, error: EnvNotFound) -> None:

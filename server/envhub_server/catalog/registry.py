@@ -46,9 +46,6 @@ VERSION = re.compile(r"-v\d+$")
 WILDCARD = re.compile(r"[*?\[]")
 
 
-RENDERING: tuple[Literal["egl"], Literal["osmesa"]] = ("egl", "osmesa")
-
-
 @dataclass(frozen=True)
 class EnvSettings:
     """The table ``[envs.NAME]`` of a hub's file; None and empty values are what the hub's options say.
@@ -299,7 +296,8 @@ def program_recipe(make: Make) -> Recipe:
     """The recipe of an env that the program of a private hub names: an id, ``module:id`` or ``module:factory``."""
     settings = EnvSettings(vector=make.vector)
     if make.program_environment is not None:
-        drawn = next((each for each in RENDERING if each == make.program_environment.rendering), NO_SETTINGS.rendering)
+        rendering: Any = make.program_environment.rendering
+        drawn = rendering if rendering in ("egl", "osmesa") else None
         # Workers of another Python do not adopt the program's paths, and import what is in its working directory.
         folder = Path(make.program_environment.cwd) if make.program_environment.python else None
         settings = replace(settings, python=make.program_environment.python, rendering=drawn, folder=folder)

@@ -134,7 +134,8 @@ class Biography:
             self.moves, self.moved_s = moves, now_s
 
 
-class Subject(NamedTuple):
+@dataclass(eq=False)
+class Subject:
     """A session whose requests may be slow."""
 
     name: str
@@ -142,18 +143,18 @@ class Subject(NamedTuple):
     state: SessionMachine
     memory: SessionMemory | None
 
-    def row(self, slot: Slot, rows: list[int], verb: str, took_ns: int) -> Row:
+    def slow_row(self, slot: Slot, rows: list[int], verb: str, took_ns: int) -> Row:
         env = self.state.make.name[:TEXT_CHARS_MAX] or "factories"
         whose = {"session": self.name, "env": env, "worker": slot.index, "envs": rows}
         return {**whose, "verb": shortened(verb, VERB_CHARS_MAX), "ms": round(max(0, took_ns) / 1e6, 1)}
 
-    def running(self, slot: Slot) -> Row | None:
+    def slow_running(self, slot: Slot) -> Row | None:
         """The row of the request that a worker is at, if it is slow."""
         slow_ns = self.state.launcher.rules.slow_ms * 1_000_000
         if self.memory is None or not slow_ns or slot.serving is None:
             return None
         at, took_ns = self.memory.progress(slot.index), self.memory.at_work_ns(slot.index)
-        return self.row(slot, [at.row], at.verb, took_ns) if at and at.kind and took_ns >= slow_ns else None
+        return self.slow_row(slot, [at.row], at.verb, took_ns) if at and at.kind and took_ns >= slow_ns else None
 
 
 class SlowRequests:
@@ -166,12 +167,12 @@ class SlowRequests:
         """Keep what this process has sent."""
         if (slot := subject.state.slots.of_number(process)) is not None:
             rows = [row for row in slot.rows if row in slow.rows]
-            self._ended.append((monotonic_ns(), subject.owner, subject.row(slot, rows, slow.verb, slow.took_ns)))
+            self._ended.append((monotonic_ns(), subject.owner, subject.slow_row(slot, rows, slow.verb, slow.took_ns)))
 
     def on_exited(self, subject: Subject, process: int) -> None:
         """Keep the request that a process was at when it ended, if that was slow."""
         slot = subject.state.slots.of_number(process)
-        if slot is not None and (row := subject.running(slot)) is not None:
+        if slot is not None and (row := subject.slow_running(slot)) is not None:
             self._ended.append((monotonic_ns(), subject.owner, row))
 
     def rows(self, holder: Holder, subjects: Iterable[Subject]) -> list[Row]:
@@ -179,5 +180,5 @@ class SlowRequests:
         now_ns, kept = monotonic_ns(), [(ended_ns, row) for ended_ns, owner, row in self._ended if holder.owns(owner)]
         rows = [{**row, "ago_s": round((now_ns - ended_ns) / 1e9, 1)} for ended_ns, row in kept]
         slots = [(each, slot) for each in subjects for slot in each.state.slots]
-        rows += [{**row, "ago_s": None} for each, slot in slots if (row := each.running(slot)) is not None]
+        rows += [{**row, "ago_s": None} for each, slot in slots if (row := each.slow_running(slot)) is not None]
         return rows[-SLOW_ROWS_MAX:]

@@ -16,15 +16,13 @@ from envhub_server.hub.biography import CLOSED, KILLED, Ending
 from envhub_server.hub.planner import Usage
 from envhub_server.hub.resources import NAME_BYTES, Attaching
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.memory.session_memory import ArenaBudget
 from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
 from envhub_server.session.machine import SessionMachine
 
 MINUTE_S = 60.0
-
-log = Logger("envhub.hub")
 
 _KEY_REMOVED = Failure("session_lost", "session", "the key of its client was removed")
 _NOT_ATTACHABLE = "this hub has no such session to take over: its lease ran out, it was closed or taken over"
@@ -34,7 +32,7 @@ class Directory:
     """The sessions of one hub. It owns which there are, and by which token each is reached."""
 
     def __init__(self, protocol: HubProtocol, access: Access) -> None:
-        self._protocol, self._access = protocol, access
+        self.protocol, self.access = protocol, access
         self.by_number: dict[int, SessionRuntime] = {}  # the sessions, for reading
         self.by_token: dict[bytes, SessionRuntime] = {}  # likewise; a token is another one after each takeover
         self.next_number = 1  # the number of the next session
@@ -50,18 +48,18 @@ class Directory:
         self.next_number = runtime.number + 1
         self.by_number[runtime.number] = self.by_token[request.token] = runtime
         make, life = runtime.state.make, runtime.life
-        life.owner, life.label = self._access.owner(holder, request), make.origin.label
+        life.owner, life.label = self.access.owner(holder, request), make.origin.label
         factories = {"factories": make.factories.hex()} if make.factories else {}
         made: dict[str, Any] = {"env": make.name[:200] or "factories", "num_envs": make.num_envs, **factories}
         # Event: A client makes a session. `factories` is the SHA-256 of those that it sent.
-        runtime.log.info("session_made", **self._access.who(holder, request.peer), **made, audit=True)
+        runtime.log.info("session_made", **self.access.who(holder, request.peer), **made, audit=True)
 
     def remove(self, runtime: SessionRuntime) -> None:
         why = runtime.ended.failure(runtime.name)
         for token in [token for token, each in self.by_token.items() if each is runtime]:
             self.forget(token, why)
         for token in runtime.former_tokens:
-            self._protocol.forget(token, why)
+            self.protocol.forget(token, why)
         self.restarts_before += runtime.state.restarts
         self.steps_before += runtime.steps
         del self.by_number[runtime.number]
@@ -69,8 +67,8 @@ class Directory:
     def forget(self, token: bytes, why: Failure | None = None) -> None:
         """Forget a token, which is of no session any more; its connections may have views of memory to read."""
         if (runtime := self.by_token.pop(token, None)) is not None:
-            runtime.connections.update(self._protocol.link_of(token).connections)
-        self._protocol.forget(token, why)
+            runtime.connections.update(self.protocol.link_of(token).connections)
+        self.protocol.forget(token, why)
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
@@ -112,11 +110,11 @@ class Directory:
         owner = "" if runtime is None else runtime.owner
         named = {"op": op.name, "session": self.name_of(token), "owner": owner, "why": "another client's session"}
         # Event: A request of a client was refused; one to another client's session has it as `owner`.
-        log.warning("request_refused", **self._access.who(holder, peer), **named, audit=True)
+        log.warning("request_refused", **self.access.who(holder, peer), **named, audit=True)
 
     def log_unknown(self, peer: bytes, session: bytes, holder: Holder, why: str) -> None:
         """Log that a client names a session that this hub has not, as after the hub was started again."""
-        who = self._access.who(holder, peer)
+        who = self.access.who(holder, peer)
         # Event: A client named a session that the hub has not, as after the hub was started again.
         log.info("session_unknown", once_per=("client", "why"), **who, session=session.hex()[:8], why=why, audit=True)
 
@@ -134,16 +132,13 @@ class Directory:
         by = attaching.client.actor
         if not attaching.taker:  # an administrator's takeover leaves a session to its owner
             life = runtime.life
-            life.owner = self._access.owner(attaching.client, request)
+            life.owner = self.access.owner(attaching.client, request)
             life.label = request.message.origin.label or life.label
-        who = self._access.who(attaching.client, request.peer)
+        who = self.access.who(attaching.client, request.peer)
         # Event: A client, `by`, took the session of `owner` over.
         runtime.log.info("session_taken_over", **who, owner=runtime.owner, by=by, audit=True)
         text = f"session {runtime.name} was taken over by {by}"
         self.forget(runtime.token, Failure("session_lost", "session", text))
-
-    def is_leased(self, runtime: SessionRuntime) -> bool:
-        return runtime.token in self._protocol.leases
 
     def connect_side(self, ticket: bytes, side: socket.socket) -> None:
         for runtime in self.sessions:
@@ -160,7 +155,7 @@ class Directory:
     def expire(self, token: bytes) -> None:
         """End the session of this token, whose lease has run out; or the waiting of a client that attaches to it."""
         runtime = self.by_token.get(token)
-        self._protocol.forget(token)
+        self.protocol.forget(token)
         if runtime is None:
             return
         if runtime.token == token:
@@ -182,10 +177,6 @@ class Directory:
         for runtime in self.sessions:
             runtime.life.drained_by = by
             runtime.report(SessionMachine.on_draining, by_s, end_by_s, runtime.quiescent, why)
-
-    def abandon_all(self, why: Failure, by: str) -> None:
-        for runtime in self.sessions:
-            runtime.abandon(Ending(by, why.message, KILLED), why)
 
 
 class ClientUsage:
@@ -214,8 +205,7 @@ class ClientUsage:
         times = self._times.setdefault((name, holder.name), deque())
         while times and times[0] <= now_s - MINUTE_S:
             times.popleft()
-        limit: int = getattr(holder.quotas, f"{name}_per_minute_max")
-        if why := holder.quota_problem(f"{name}_per_minute", len(times), 1, limit):
+        if why := holder.quota_problem(f"{name}_per_minute", len(times), 1):
             return why
         times.append(now_s)
         return ""

@@ -11,17 +11,16 @@ from typing import Any
 import zmq
 
 from envhub.protocol import prelude
-from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, Op
 from envhub.protocol.prelude import Prelude
 from envhub.transport import address, sockets
 from envhub.transport.sockets import Router
 from envhub_server.hub.directory import Directory
-from envhub_server.log import Logger
-from envhub_server.loop import Loop
+from envhub_server.log import log
 from envhub_server.memory.session_memory import UNREAD_S, UnreadMemory
 from envhub_server.network import connections
-from envhub_server.network.access import Access, Ends
+from envhub_server.network.access import Ends
 from envhub_server.network.connections import OWN_USER, ClientLiveness, Holder
 from envhub_server.network.descriptor_guard import DescriptorGuard
 from envhub_server.network.listener import Listener
@@ -34,8 +33,6 @@ STEP_FRAME_BYTES_MAX = 1024  # of a first frame that may be the one that a sessi
 _UNKNOWN = object()  # a peer of which no message was read
 _OF_EARLIER_HUB = "it is of the hub that was at this address before"
 
-log = Logger("envhub.hub")
-
 
 class Gateway:
     """Lets clients in, reads requests, sends replies, ends connections, and keeps the leases.
@@ -45,56 +42,41 @@ class Gateway:
     that is being discarded; ``access`` knows the connections, the protocol the leases.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        access: Access,
-        children: Supervisor,
-        directory: Directory,
-        unread: UnreadMemory,
-        loop: Loop,
-        protocol: HubProtocol,
-        unread_bytes_max: int,
-    ) -> None:
+    def __init__(self, router: Router, children: Supervisor, directory: Directory, unread: UnreadMemory) -> None:
         """Supervise the connections of ``router``, once it is open."""
-        # A client of the proxy may have sent ``unread_bytes_max`` that the hub has not read.
-        self._router, self._access, self._children = router, access, children
-        self._directory, self._unread, self._loop = directory, unread, loop
-        self._protocol, self._unread_bytes_max = protocol, unread_bytes_max
+        self._router, self._children, self._loop = router, children, children.loop
+        self._directory, self._unread = directory, unread
+        access, protocol = self._access, self._protocol = directory.access, directory.protocol
         self._liveness = ClientLiveness(protocol, access.silence_s, directory.name_of)
         self._ping = Prelude(Op.PING, protocol.hub_id, prelude.NO_SESSION, 0).pack()
         self._entries: dict[bytes, Any] = access.entries  # by peer, what the proxy has of its connection
         self._disconnected = access.connections.disconnected
         self._discarding_s: float | None = None  # since when the next frames are of a message with too many of them
         self.requests = 0  # how many requests were read; HEARTBEAT, which only asks after one, does not count
-        self._listener: Listener | None = None
-        self._guard: DescriptorGuard | None = None
+        self._listener = Listener(router, access.open_to_all)
+        self._guard = DescriptorGuard(self._listener.shut, self._listener.open)
 
     # --- addresses ----------------------------------------------------------------------------------------------------
 
     def open(self, binds: Sequence[str]) -> list[str]:
         """Bind every address, those of ipc first, since what is bound later wants a key."""
         # Returns the addresses with their real ports; raises as ``Hub.opened``.
-        self._listener = listener = Listener(self._router.socket, self._access.open_to_all)
-        self._guard = DescriptorGuard(listener.shut, listener.open)
+        listener = self._listener
         is_ipc = {text: address.parse_bind(text).is_ipc for text in binds}
         bound = {text: listener.bind(text) for text in binds if is_ipc[text]}
         if len(bound) < len(is_ipc):
             self._access.guard(self._router.context, self._router.socket)
         if self._access.zap is not None:
-            self._loop.poller.register(int(self._access.zap.FD), self)
+            self._loop.poller.register(int(self._access.zap.FD), self._admit_clients)
         bound |= {text: listener.bind(text) for text in binds if not is_ipc[text]}
         if listener.proxied:
             for listening in listener.proxied:
                 self._guard.listens(listening.fileno())
-            self._access.proxy = ProxyHandle(
-                self._children,
-                self._loop,
-                self._access.handshake_ended,
-                self._access.encrypted,
-                self._unread_bytes_max,
+            access = self._access
+            access.proxy = ProxyHandle(
+                self._children, access.handshake_ended, access.encrypted, access.unread_bytes_max
             )
-            self._access.proxy.start(listener.proxied, listener.bind_unnamed())
+            access.proxy.start(listener.proxied, listener.bind_unnamed())
         for text in binds:
             if not is_ipc[text]:
                 self._access.prove(bound[text])
@@ -103,10 +85,8 @@ class Gateway:
 
     def close(self) -> None:
         """Free the addresses; the ROUTER must be closed before."""
-        if self._guard is not None:
-            self._guard.close()
-        if self._listener is not None:
-            self._listener.close()
+        self._guard.close()
+        self._listener.close()
         self._access.close()
 
     # --- connections --------------------------------------------------------------------------------------------------
@@ -141,12 +121,10 @@ class Gateway:
         # Once for all of them, because each of these looks at every connection.
         self._plan_access()
         self._plan_liveness()
-        if self._guard is not None:
-            self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
+        self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
 
     def _read_events(self) -> Ends:
         """Note the connections that have come and gone; returns those that are to be ended."""
-        assert self._guard is not None
         now_s, ends = self._loop.clock.now_s(), Ends()
         for event, descriptor in self._router.events():
             match event:
@@ -161,11 +139,8 @@ class Gateway:
                     self._liveness.ended(descriptor, now_s)  # the caller plans
         return ends
 
-    def on_ready(self, descriptor: int) -> None:
+    def _admit_clients(self, _: int = -1) -> None:
         """Answer libzmq, which asks whether a client is admitted."""
-        self._admit_clients()
-
-    def _admit_clients(self) -> None:
         while self._access.asked():
             self.end(self._read_events())
             if not self._access.answer(self._loop.clock.now_s()):
@@ -176,16 +151,6 @@ class Gateway:
 
     def check_soon(self) -> None:
         self._liveness.check_soon(self._loop.clock.now_s())
-        self._plan_liveness()
-
-    def send_failed(self, peer: bytes) -> None:
-        for token in self._protocol.sessions_of(peer):
-            self._liveness.suspect(token, peer, self._loop.clock.now_s())
-        self._plan_liveness()
-
-    def on_late_message(self, peer: bytes) -> None:
-        """Suspect a client whose connection had ended when its message was read."""
-        self._liveness.on_late_message(peer, self._loop.clock.now_s())
         self._plan_liveness()
 
     def _plan_liveness(self) -> None:
@@ -233,7 +198,6 @@ class Gateway:
         self._admit_clients()
 
     def _check_descriptors(self) -> None:
-        assert self._guard is not None
         self._guard.check(self._loop.clock.now_s())
         self._loop.schedule.set(self._check_descriptors, self._guard.check_s)
 
@@ -292,7 +256,8 @@ class Gateway:
             )
         self._log_sessions(peer, holder)
         if self._access.connections.of(peer, connection, now_s) is None:
-            self.on_late_message(peer)
+            self._liveness.on_late_message(peer, now_s)
+            self._plan_liveness()
         if incoming is None:
             return None
         self.requests += incoming.op is not Op.HEARTBEAT
@@ -340,7 +305,9 @@ class Gateway:
                 sockets.send(self._router.socket, [peer, *frames])
             except zmq.ZMQError as error:
                 # The peer is gone or does not read. Its reply is kept, and sent when it asks after it.
-                self.send_failed(peer)
+                for token in self._protocol.sessions_of(peer):
+                    self._liveness.suspect(token, peer, self._loop.clock.now_s())
+                self._plan_liveness()
                 # Event: A reply could not be sent; it is kept until the client asks for it.
                 log.debug("reply_parked", error=str(error))
         outgoing.clear()

@@ -19,7 +19,6 @@ import enum
 import math
 import os
 import secrets
-import socket
 import sys
 import time
 import traceback
@@ -36,17 +35,16 @@ from envhub.transport.sockets import Router
 from envhub.values import codec
 from envhub_server import loop
 from envhub_server.catalog.listing import LISTING
-from envhub_server.catalog.registry import ForkedImports
 from envhub_server.config import HubConfig, has_quota, reloaded, usable_cpus
-from envhub_server.hub.biography import SlowRequests
+from envhub_server.hub.biography import KILLED, Ending
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.gateway import Gateway
-from envhub_server.hub.hub_requests import HUB_OPS, HubRequests, Offers
+from envhub_server.hub.hub_requests import HUB_OPS, HubRequests
 from envhub_server.hub.operations import AT_END, Answer, Order
 from envhub_server.hub.replay_keeper import ReplayWriter
 from envhub_server.hub.resources import ROWS_DONE, STEP_REQUESTED, Services
 from envhub_server.hub.runtime import SessionRuntime
-from envhub_server.log import Logger, set_level
+from envhub_server.log import log, set_level
 from envhub_server.loop import LAG_MIN_S, BackgroundThread, Loop, Ready
 from envhub_server.memory.session_memory import UnreadMemory
 from envhub_server.network import descriptor_guard
@@ -63,8 +61,6 @@ from envhub_server.systemd import ServiceManager
 UNFINISHED_SHARE = 1.5  # bytes of unfinished messages that a client may hold, in largest frames
 
 _STEPPING = (Phase.READY, Phase.MOVING)
-
-log = Logger("envhub.hub")
 
 
 class Service(enum.Enum):
@@ -112,60 +108,48 @@ class Hub:
         self._iteration_ended_s = 0.0  # when the last iteration had handled its events
         self._events: Events = deque()
         environ = os.environ if config.private else clean_environment(os.environ, config.worker_env)
-        self._supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
+        self.supervisor = Supervisor(self._loop, self._events, environ, config.private, zygote)
         self._has_terminal = os.isatty(0)
-        self._make_spinners()
-        self._make_network()
-        self._make_sessions(partial(listed, self))
-
-    def _make_spinners(self) -> None:
-        hub_spin_us = spin_us(2, usable_cpus(self.config.cpus), has_quota())
+        hub_spin_us = spin_us(2, usable_cpus(config.cpus), has_quota())
         self._spun_ready: Ready = []  # descriptors that became ready in a spin
         self._workers_spinner, self._client_spinner = (
             Spinner(hub_spin_us, time.perf_counter_ns) if hub_spin_us else None for _ in range(2)
         )
         self._spinner: Spinner | None = None  # the one for what comes next: a step's end, or the next step
         self._next_spinner: Spinner | None = None  # the one for what comes after the step's end
+        self._make_network()
+        self._make_sessions(partial(listed, self))
 
     def _make_network(self) -> None:
-        config, loop = self.config, self._loop
-        unfinished_bytes_max = int(UNFINISHED_SHARE * config.message_bytes_max)
-        access = self._access = Access(config.keys, config.insecure, unfinished_bytes_max)
+        config = self.config
+        access = self._access = Access(config.keys, config.insecure, int(UNFINISHED_SHARE * config.message_bytes_max))
         headers = codec.KNOWN if config.private else codec.STRANGERS
         protocol = self._protocol = HubProtocol(self.id, config.lease, config.sessions_max, headers)
         directory = self._directory = Directory(protocol, access)
         self._unread = UnreadMemory(config.message_bytes_max)
         router = self._router = Router()
-        self._gateway = Gateway(
-            router, access, self._supervisor, directory, self._unread, loop, protocol, unfinished_bytes_max
-        )
+        self._gateway = Gateway(router, self.supervisor, directory, self._unread)
 
     def _make_sessions(self, on_listed: Callable[[], None]) -> None:
-        config, protocol, access, directory = self.config, self._protocol, self._access, self._directory
+        config, protocol, directory = self.config, self._protocol, self._directory
         self._compression = BackgroundThread(self._poller, "envhub-compression")
-        services = Services(
-            poller=self._poller,
-            supervisor=self._supervisor,
-            protocol=protocol,
-            clock=self._clock,
-            events=self._events,
-            forked_imports=ForkedImports(),
-            unread=self._unread,
-            transferred=directory.transferred,
-            forget=directory.forget,
-            compression=self._compression,
-            slow=SlowRequests(),
-        )
         self._replays: ReplayWriter | None = None
         if config.replays is not None:
             self._replays = ReplayWriter(config.replays, config.replays_bytes_max, self._poller)
-        # Tickets and connections of clients that the side socket has accepted.
-        self._admitted: deque[tuple[bytes, socket.socket]] = deque()
-        self._side_socket = SideSocket(self._poller, self._admitted)
-        offers = self._offers = Offers(config, self._supervisor, protocol, self._loop, on_listed)
-        self._requests = HubRequests(
-            config, services, access, directory, self._gateway, offers, self._replays, self._side_socket, self._loop
+        self._side_socket = SideSocket(self._poller, directory.connect_side)
+        services = Services(
+            loop=self._loop,
+            supervisor=self.supervisor,
+            protocol=protocol,
+            events=self._events,
+            unread=self._unread,
+            side_socket=self._side_socket,
+            transferred=directory.transferred,
+            forget=directory.forget,
+            compression=self._compression,
+            replays=self._replays,
         )
+        self._requests = HubRequests(config, services, directory, self._gateway, on_listed)
         actions = self._requests.operations.actions
         actions.update({AT_END: self._drain}, drain=self._drain, reload=lambda order: self.reload(order.holder.actor))
         # For the loop, which reads them at each step.
@@ -185,7 +169,7 @@ class Hub:
         """
         with (
             contextlib.closing(self._poller),
-            loop.handled(self._poller, self._on_signal, self._supervisor.reap_orphans, self.config.program is None),
+            loop.handled(self._poller, self._on_signal, self.supervisor.reap_orphans, self.config.program is None),
         ):
             try:
                 self._open()
@@ -204,16 +188,16 @@ class Hub:
         descriptor_guard.check_start(descriptor_guard.PER_ZYGOTE if self.config.program is None else 0)
         if self.config.program is not None:
             for descriptor in self.config.program:
-                self._poller.register(descriptor, self)
+                self._poller.register(descriptor, self.on_ready)
         else:
             own = {"name": self.config.name_of_hub, "version": envhub.__version__, "pid": os.getpid()}
             # Event: The hub listens. `configuration` has the settings that differ from the defaults.
             log.info("hub_started", **own, addresses=self.addresses, configuration=self.config.to_builtins())
-            self._offers.start()  # also so that the first client finds a zygote; a program's has its own environment
+            self._requests.start_listing()  # and the first client finds a zygote; a program's has its own environment
 
     def _close(self) -> None:
         self._abandon_all()
-        self._supervisor.close()
+        self.supervisor.close()
         self._compression.close()
         if self._replays is not None:
             self._replays.close()
@@ -241,8 +225,8 @@ class Hub:
             self._iterate()
         self._gateway.send()
         self._manager.tell("STOPPING=1")  # not before, by a drain: from then on systemd waits for TimeoutStopSec
-        if self._offers.listing.refused is not None:
-            raise self._offers.listing.refused
+        if self._requests.listing.refused is not None:
+            raise self._requests.listing.refused
 
     def _iterate(self) -> None:
         # Asked before each wait: a send, too, may take in what libzmq has signalled by the socket's descriptor.
@@ -268,8 +252,6 @@ class Hub:
                 has_other_events = True
         if has_other_events:  # first: a request may close a descriptor whose number is then reused
             self._poller.handle(ready)
-            while self._admitted:
-                self._directory.connect_side(*self._admitted.popleft())
             if self._events:
                 self._pump()
         if arrived:
@@ -278,7 +260,10 @@ class Hub:
         if handled_s - began_s >= LAG_MIN_S:
             self._clock.add_lag(handled_s, handled_s - began_s)
         if self._schedule.wake_s <= handled_s:
-            self._on_time(max(self._schedule.wake_s, began_s))  # the process may have been stopped
+            # The process may have been stopped.
+            self._schedule.call_expired(self._on_wake(max(self._schedule.wake_s, began_s)))
+            self._pump()
+            self._iteration_ended_s = self._clock.now_s()
 
     def _on_wake(self, planned_s: float) -> float:
         """See for how long the process was stopped, which was to go on at ``planned_s``; returns the time."""
@@ -290,11 +275,6 @@ class Hub:
     def _poll(self) -> bool:
         self._spun_ready = self._poller.wait(0)
         return bool(self._spun_ready)
-
-    def _on_time(self, planned_s: float) -> None:
-        self._schedule.call_expired(self._on_wake(planned_s))
-        self._pump()
-        self._iteration_ended_s = self._clock.now_s()
 
     def on_ready(self, descriptor: int) -> None:
         """Stop when the hub's program says so; at once when it has ended, so that no client is left to answer."""
@@ -323,7 +303,7 @@ class Hub:
             return
         runtime.last_request_ns = time.monotonic_ns()
         if request.op is Op.STEP:
-            self._spinner = self._workers_spinner if runtime.state.sizing.driver_spin_us else None
+            self._spinner = self._workers_spinner if runtime.state.building.driver_spin_us else None
             # Between two steps the workers need no CPU, however many they are.
             self._next_spinner = None if runtime.state.make.spin_us == 0 else self._client_spinner
         try:
@@ -378,23 +358,18 @@ class Hub:
         del runtime.state  # which refers to the runtime
 
     def _on_listing(self, event: WorkerEvent) -> None:
-        self._offers.listing.handle(event)
-        if self._offers.listing.refused is not None and self._service is Service.SERVING:
-            self.stop(str(self._offers.listing.refused))
-        self._offers.report()
+        self._requests.listing.handle(event)
+        if self._requests.listing.refused is not None and self._service is Service.SERVING:
+            self.stop(str(self._requests.listing.refused))
+        self._requests.report_names()
 
     # --- what the operator sees and does ------------------------------------------------------------------------------
 
-    @property
-    def process_owner(self) -> tuple[Loop, Supervisor]:
-        """The loop that waits for processes, and who must know of those that are no workers."""
-        return self._loop, self._supervisor
-
     def example(self) -> str:
-        return self._offers.listing.example()
+        return self._requests.listing.example()
 
     def unready(self) -> dict[str, str]:
-        return dict(self._offers.listing.unready)
+        return dict(self._requests.listing.unready)
 
     def _status(self) -> str:
         sessions, unready = self._sessions.values(), self.unready()
@@ -462,7 +437,8 @@ class Hub:
         self._manager.tell("STOPPING=1")
 
     def _abandon_all(self) -> None:
-        self._directory.abandon_all(self._shutdown, self._drained_by)
+        for runtime in self._directory.sessions:
+            runtime.abandon(Ending(self._drained_by, self._shutdown.message, KILLED), self._shutdown)
         self._pump()
 
     def _drain(self, order: Order) -> Answer | None:

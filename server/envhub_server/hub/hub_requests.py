@@ -16,11 +16,10 @@ from typing import Any
 import envhub
 from envhub.errors import brief, hide_folders_in, shortened
 from envhub.protocol import messages, prelude
-from envhub.protocol.hub import FIRST_OPS, HubProtocol, Incoming
+from envhub.protocol.hub import FIRST_OPS, Incoming
 from envhub.protocol.messages import SESSION_OPS, Capacity, Failure, HeartbeatReply, Make, Op, Welcome
 from envhub.values import compression
 from envhub_server.catalog.listing import LOOK_S, Listing
-from envhub_server.catalog.registry import EnvSettings, Registry
 from envhub_server.config import OFFERS, HubConfig, has_quota, memory_available_bytes, processes_left, usable_cpus
 from envhub_server.hub import planner
 from envhub_server.hub.directory import ClientUsage, Directory
@@ -32,145 +31,53 @@ from envhub_server.hub.resources import NAME_BYTES, Services
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.status import SessionTable
 from envhub_server.ipc.factories_memory import held
-from envhub_server.log import Logger
-from envhub_server.loop import Loop
+from envhub_server.log import log
 from envhub_server.memory.session_memory import INFO_BYTES, ArenaBudget, UnreadObservations
 from envhub_server.network import descriptor_guard
-from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
-from envhub_server.network.listener import SideSocket
 from envhub_server.processes.interpreter import InterpreterKey
-from envhub_server.processes.supervisor import Supervisor
 from envhub_server.replay import name_beginning
 from envhub_server.session.building import SHARE
-from envhub_server.session.launcher import Machine, Restarts
+from envhub_server.session.launcher import Launcher, Machine, Restarts
 from envhub_server.session.machine import SessionMachine
-from envhub_server.session.supervision import logged
+from envhub_server.session.supervision import logged, unready_failure
 
 HUB_OPS = (frozenset(Op) - SESSION_OPS) | FIRST_OPS
 OBSERVATIONS_SHARE = 2  # bytes of copies of observations that a client has not read, in largest messages
-log = Logger("envhub.hub")
 _NAME_IN_USE = Failure("refused", "request", "another session has the first 4 bytes of this token; choose another one")
 _STILL_CLOSING = Failure("session_lost", "session", "the session of this token is still closing")
-
-
-class Offers:
-    """Offers of one hub. It owns the LIST requests that wait for the names."""
-
-    def __init__(
-        self,
-        config: HubConfig,
-        supervisor: Supervisor,
-        protocol: HubProtocol,
-        loop: Loop,
-        on_listed: Callable[[], None],
-    ) -> None:
-        """Call ``on_listed`` once, when it is known which envs are ready."""
-        self.registry = config.registry()  # what can be made
-        self.listing = Listing(supervisor, self.registry)  # the names of the envs, and which of them are ready
-        self._supervisor, self._protocol, self._loop, self._on_listed = supervisor, protocol, loop, on_listed
-        self._is_listed = False  # True once it is known which envs are ready
-        self._waiting: list[Incoming] = []  # LIST requests
-
-    def replace(self, registry: Registry) -> None:
-        """Offer what this registry has from now on; LIST is answered once new workers have found its names."""
-        self.registry, self.listing = registry, Listing(self._supervisor, registry, self.listing.next_number)
-        try:
-            self.start()
-        except OSError as error:  # the next LIST tries again
-            log.warning("env_names_unknown", why=str(error))
-
-    # --- names --------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        self.listing.start()
-        self._plan_look()
-
-    def answer(self, request: Incoming) -> Failure | None:
-        """Answer LIST, now or once the names are known; or return why it cannot be answered."""
-        if self.listing.names is not None:
-            self._protocol.answer(request, messages.EnvNames(self.listing.names))
-            return None
-        try:
-            if not self.listing.asking:
-                self.start()
-        except OSError as error:
-            return Failure("limit", "hub", f"a worker cannot be started: {error.strerror}")
-        self._waiting.append(request)
-        return None
-
-    def report(self) -> None:
-        if self.listing.done and not self._is_listed:
-            self._is_listed = True
-            self._on_listed()
-        if not self.listing.asking:
-            waiting, self._waiting = self._waiting, []
-            for request in waiting:
-                self._protocol.answer(request, messages.EnvNames(self.listing.names or []))
-
-    def _look(self) -> None:
-        self.listing.look(self._loop.clock.now_s())
-        self._plan_look()
-
-    def _plan_look(self) -> None:
-        at_s = self._loop.clock.now_s() + LOOK_S if self.listing.running else math.inf
-        self._loop.schedule.set(self._look, at_s)
-
-    # --- readiness ----------------------------------------------------------------------------------------------------
-
-    def refusal(self, name: str, settings: EnvSettings, hides_folders: bool) -> Failure | None:
-        """Refuse an env that is not ready, and try it again; None if it is ready, or may be again."""
-        if name in self.listing.unready:
-            self._try_again(settings.interpreter)
-        if why := self.listing.undrawn.get(settings.interpreter, ""):
-            self._try_again(settings.interpreter)
-            why = hide_folders_in(why) if hides_folders else why
-        if why:
-            return Failure("env_unready", "hub", f"{name!r} is not ready: {why}")
-        return None
-
-    def _try_again(self, key: InterpreterKey) -> None:
-        self.listing.try_again(key)
-        self._plan_look()
 
 
 class HubRequests:
     """Carries out the requests to one hub: its own, and those that make a session or take one over.
 
-    It owns the observations that its clients have not read, and the time at which the hub began. It owns no session:
-    the directory does.
+    It owns what is offered, the LIST requests that wait for the names, the observations that its clients have not read,
+    and the time at which the hub began. It owns no session: the directory does.
     """
 
     def __init__(
         self,
         config: HubConfig,
         services: Services,
-        access: Access,
         directory: Directory,
         gateway: Gateway,
-        offers: Offers,
-        replays: ReplayWriter | None,
-        side_socket: SideSocket,
-        loop: Loop,
+        on_listed: Callable[[], None],
     ) -> None:
+        """Call ``on_listed`` once, when it is known which envs are ready."""
         self.config, self._services, self._protocol = config, services, services.protocol
-        self._access, self._directory = access, directory
+        self._access, self._directory = directory.access, directory
         self._budget = ArenaBudget(config.arena_bytes_max)  # of all clients
         self.usage = ClientUsage(self._budget, directory)
-        self._gateway, self._offers, self._replays, self._side_socket = gateway, offers, replays, side_socket
+        self._gateway, self._replays, self._on_listed = gateway, services.replays, on_listed
+        self._registry = config.registry()  # what can be made
+        # The names of the envs, and which of them are ready.
+        self.listing = Listing(services.supervisor, self._registry)
+        self._is_listed = False  # True once it is known which envs are ready
+        self._waiting: list[Incoming] = []  # LIST requests that wait for the names
         self.observations = UnreadObservations(OBSERVATIONS_SHARE * config.message_bytes_max)
         self._began_s = time.monotonic()
-        self.table = SessionTable(directory, loop, services.slow)
-        self.operations = Operations(
-            self._protocol,
-            directory,
-            access,
-            self.table,
-            self.usage,
-            self.observations,
-            loop,
-            lambda holder: hides_folders(self.config, holder),
-        )
+        self.table = SessionTable(directory, services.loop, services.slow)
+        self.operations = Operations(directory, self.table, self.usage, self.observations, services.loop, self._hides)
 
     def use(self, config: HubConfig) -> None:
         """Go on with another configuration; sessions that exist keep what they were made with."""
@@ -180,7 +87,16 @@ class HubRequests:
         if self._replays is not None:
             self._replays.bytes_max = config.replays_bytes_max
         if any(getattr(before, name) != getattr(config, name) for name in OFFERS):
-            self._offers.replace(config.registry())
+            # LIST is answered once new workers have found the names.
+            self._registry, first = config.registry(), self.listing.next_number
+            self.listing = Listing(self._services.supervisor, self._registry, first)
+            try:
+                self.start_listing()
+            except OSError as error:  # the next LIST tries again
+                log.warning("env_names_unknown", why=str(error))
+
+    def _hides(self, holder: Holder) -> bool:
+        return hides_folders(self.config, holder)
 
     @property
     def _kept(self) -> ReplayWriter | None:
@@ -198,12 +114,12 @@ class HubRequests:
 
     def fail(self, request: Incoming, failure: Failure) -> None:
         """Answer with a failure, which is logged if it concerns a session or an env."""
+        if (runtime := self._directory.by_token.get(request.token)) is not None:
+            runtime.fail_request(request, failure)
+            return
         if failure.scope in ("env", "session"):
-            # A token of no session is any that the client chooses, and would have a line each.
-            runtime = self._directory.by_token.get(request.token)
-            session = {} if runtime is None else {"session": runtime.name}
-            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
-            log.warning("request_failed", once_per=("session", "code"), **session, **logged(failure))
+            # Without the token, which is any that the client chooses, and would have a line each.
+            log.warning("request_failed", once_per=("session", "code"), **logged(failure))
         self._protocol.fail(request, failure)
 
     def _handle(self, request: Incoming, holder: Holder) -> None:
@@ -216,7 +132,7 @@ class HubRequests:
             case Op.HELLO:
                 answer(request, self.welcome(holder))
             case Op.LIST:
-                if (failure := self._offers.answer(request)) is not None:
+                if (failure := self._answer_list(request)) is not None:
                     self.fail(request, failure)
             case Op.STATS:
                 capacity = messages.as_map(self.capacity(holder))
@@ -257,9 +173,7 @@ class HubRequests:
     def _refuse(self, request: Incoming, holder: Holder, failure: Failure) -> None:
         """Refuse a request to make, take over or observe a session; one that is unknown may have been before."""
         session = b"" if request.op is Op.MAKE else request.message.session
-        missing = failure.code == "session_lost" and self._directory.named(session, holder) is None
-        unknown = bool(session) and missing
-        if unknown:
+        if session and failure.code == "session_lost" and self._directory.named(session, holder) is None:
             self._directory.log_unknown(request.peer, session, holder, failure.message)
             self._protocol.fail(request, failure)
             return
@@ -269,6 +183,50 @@ class HubRequests:
             log.warning(
                 "request_refused", **self._access.who(holder, request.peer), op=request.op.name, why=why, audit=True
             )
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def start_listing(self) -> None:
+        self.listing.start()
+        self._plan_look()
+
+    def _answer_list(self, request: Incoming) -> Failure | None:
+        """Answer LIST, now or once the names are known; or return why it cannot be answered."""
+        if self.listing.names is not None:
+            self._protocol.answer(request, messages.EnvNames(self.listing.names))
+            return None
+        try:
+            if not self.listing.asked:
+                self.start_listing()
+        except OSError as error:
+            return Failure("limit", "hub", f"a worker cannot be started: {error.strerror}")
+        self._waiting.append(request)
+        return None
+
+    def report_names(self) -> None:
+        if self.listing.done and not self._is_listed:
+            self._is_listed = True
+            self._on_listed()
+        if not self.listing.asked:
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self._protocol.answer(request, messages.EnvNames(self.listing.names or []))
+
+    def _look(self) -> None:
+        self.listing.look(self._services.loop.clock.now_s())
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        at_s = self._services.loop.clock.now_s() + LOOK_S if self.listing.running else math.inf
+        self._services.loop.schedule.set(self._look, at_s)
+
+    def _unready(self, make: Make, key: InterpreterKey, hides_folders: bool) -> Failure | None:
+        """Refuse an env that is not ready, and try it again; None if it is ready, or may be again."""
+        why = self.listing.undrawn.get(key, "")
+        if why or make.name in self.listing.unready:
+            self.listing.try_again(key)
+            self._plan_look()
+        return unready_failure(make, why, hides_folders) if why else None
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +242,8 @@ class HubRequests:
             return Failure("limit", "hub", f"a session cannot be made: {error.strerror}")
         self._directory.add(runtime, request, holder)
         self.table.plan_look()
-        runtime.start(request._replace(message=runtime.state.make))
+        runtime.under_way = request._replace(message=runtime.state.make)
+        runtime.report(SessionMachine.on_made)
         return None
 
     def _attach(self, request: Incoming, holder: Holder) -> Failure | None:
@@ -295,7 +254,7 @@ class HubRequests:
     def _early_refusal(self, request: Incoming, holder: Holder) -> Failure | None:
         """Refuse what needs no further look; done before all else, for each name that is not offered costs a search."""
         # An ATTACH counts because it gives the session another token, and each token has lines of its own in the log.
-        if why := self.usage.count("makes", holder, self._services.clock.now_s()):
+        if why := self.usage.count("makes", holder, self._services.loop.clock.now_s()):
             return Failure("limit", "hub", why)
         method = request.message.compression
         if method and method not in (methods := compression.available()):
@@ -309,12 +268,11 @@ class HubRequests:
 
     def _plan(self, request: Incoming, holder: Holder) -> SessionPlan | Failure:
         make: Make = request.message
-        offers, usage, number = self._offers, self.usage.of(holder), self._directory.next_number
-        names = offers.listing.names
-        admission = planner.admit(make, holder, self.config, offers.registry, names, usage, number)
+        usage, number = self.usage.of(holder), self._directory.next_number
+        admission = planner.admit(make, holder, self.config, self._registry, self.listing.names, usage, number)
         if isinstance(admission, Failure):
             return admission
-        if failure := offers.refusal(make.name, admission.recipe.settings, admission.hides_folders):
+        if failure := self._unready(make, admission.recipe.settings.interpreter, admission.hides_folders):
             return failure
         self._services.unread.release()
         name, replays = request.token[:NAME_BYTES].hex(), ""
@@ -330,30 +288,22 @@ class HubRequests:
         restarts = Restarts(planned.make.faults.restarts_max, planned.make.num_envs, random.uniform)
         make, factories = held(planned.make)
         try:
-            runtime = SessionRuntime(
-                self._directory.next_number,
-                request.token,
-                make,
-                planned.recipe,
-                self._services,
-                self._side_socket.open,
-                holder.name,
-                self.usage.budget(holder),
-                factories,
-            )
+            number, budget = self._directory.next_number, self.usage.budget(holder)
+            services, recipe = self._services, planned.recipe
+            runtime = SessionRuntime(number, request.token, make, recipe, services, holder.name, budget)
         except OSError:
             if factories >= 0:
                 os.close(factories)
             raise
+        runtime.factories = factories
         runtime.imports_key = planner.imports_key(make, planned.recipe)
         runtime.zygote = self._services.supervisor.zygotes.find(runtime.imports_key)
         rules = replace(planned.rules, has_zygote=runtime.zygote is not None)
-        count, machine = planned.count, planned.machine
-        runtime.state = SessionMachine(runtime, make, planned.recipe, count, INFO_BYTES, machine, restarts, rules)
+        launcher = Launcher(make, planned.recipe, rules, planned.machine, restarts, runtime)
+        runtime.state = SessionMachine(launcher, planned.count, INFO_BYTES)
         if (replays := self._kept) is not None:
-            faults, is_vector = make.faults, planned.recipe.settings.vector
-            bytes_max = self.config.trace_bytes_max
-            runtime.replays = ReplayKeeper(replays, runtime.interpreter, faults, is_vector, bytes_max)
+            is_vector, bytes_max = planned.recipe.settings.vector, self.config.trace_bytes_max
+            runtime.replays = ReplayKeeper(replays, runtime.interpreter, is_vector, bytes_max)
         return runtime
 
     # --- reports ----
@@ -379,7 +329,7 @@ class HubRequests:
         return capacity
 
     def health(self, holder: Holder) -> dict[str, Any]:
-        unready = {**self._offers.listing.unready, **self._offers.listing.starting}
+        unready = {**self.listing.unready, **self.listing.starting}
         draining = self._protocol.draining
         return {
             "status": "draining" if draining else "ok",
@@ -387,8 +337,8 @@ class HubRequests:
             "hub": f"{self._protocol.hub_id:016x}",
             "uptime_s": time.monotonic() - self._began_s,
             "sessions": len(self._directory.sessions),
-            "loop_lag_s": self._services.clock.lag_s(),
-            "unready": hide_folders_in(unready) if hides_folders(self.config, holder) else unready,
+            "loop_lag_s": self._services.loop.clock.lag_s(),
+            "unready": hide_folders_in(unready) if self._hides(holder) else unready,
         }
 
     def counters(self) -> dict[str, Any]:
@@ -400,7 +350,7 @@ class HubRequests:
             "restarts": restarts + self._directory.restarts_before,
             "steps": sum(each.steps for each in sessions) + self._directory.steps_before,
             "steps_per_s": round(sum(each.life.steps_per_s or 0.0 for each in sessions), 1),
-            "lanes": dict(Counter(each.state.ownership.lane.value for each in sessions)),
+            "lanes": dict(Counter(each.state.lane.value for each in sessions)),
             "arena_bytes": sum(each.arena_bytes for each in sessions),
             "requests": self._gateway.requests,
             "replayed": protocol.replayed,

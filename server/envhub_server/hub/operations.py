@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envhub.errors import brief, hide_folders_in, shortened
-from envhub.protocol.hub import HubProtocol, Incoming
+from envhub.protocol.hub import Incoming
 from envhub.protocol.messages import Failure, HeartbeatReply, Op, Operate, Table
 from envhub.protocol.prelude import Frame
 from envhub_server.hub.biography import KILLED, TEXT_CHARS_MAX, Ending, in_one_line
@@ -24,10 +24,9 @@ from envhub_server.hub.directory import ClientUsage, Directory
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.hub.status import Row, SessionTable
 from envhub_server.ipc import control
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 from envhub_server.memory.session_memory import UnreadObservations
-from envhub_server.network.access import Access
 from envhub_server.network.connections import Holder
 from envhub_server.processes.worker_handle import WorkerHandle
 from envhub_server.session.machine import SessionMachine
@@ -43,8 +42,6 @@ LOOK_S = 0.02  # between two looks at what they have written
 DRAW_S = 5.0  # for an env to end its step and draw
 LOOKS_MAX = 4  # stacks and frames of one session at the same time
 NO_STACKS = f"it has written no stacks within {STACKS_S:g} s: it is stopped, waits for its disk, or has just begun"
-
-log = Logger("envhub.hub")
 
 
 class Order(NamedTuple):
@@ -74,17 +71,16 @@ class Operations:
 
     def __init__(
         self,
-        protocol: HubProtocol,
         directory: Directory,
-        access: Access,
         table: SessionTable,
         usage: ClientUsage,
         observations: UnreadObservations,
         loop: Loop,
         hides_folders: Callable[[Holder], bool],
     ) -> None:
-        self._protocol, self._directory, self._access, self._table = protocol, directory, access, table
-        self._usage, self._observations, self._loop, self._hides_folders = usage, observations, loop, hides_folders
+        self._directory, self._protocol, self._access = directory, directory.protocol, directory.access
+        self._table, self._usage, self._observations = table, usage, observations
+        self._loop, self._hides_folders = loop, hides_folders
         self.actions: dict[str, Action] = {"end": self._end, "restart": self._restart}
         self.actions |= {"stack": self._stack, "frame": self._frame}
         self._orders: dict[tuple[str, bytes], tuple[Incoming, Answer | None]] = {}  # the last ones, and their answers

@@ -8,22 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envhub.protocol.messages import Faults, as_map
+from envhub.env_failure import EnvFailure
+from envhub.protocol.messages import as_map
 from envhub.values.leaf import Leaf
 from envhub_server.ipc import control, replay_file
 from envhub_server.ipc.replay_file import Replay, Trace, allocate, layout_of
-from envhub_server.log import Logger
+from envhub_server.log import Logger, log
 from envhub_server.loop import BackgroundThread, Poller
-from envhub_server.memory.session_memory import SessionMemory
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.replay import bytes_in, keep
-from envhub_server.session.effects import ReplayOrder
+from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import Slot
 
 WAITING_MAX = 16  # replays to be written
 CLOSE_S = 2.0  # for what waits to be written when the hub ends
-
-log = Logger("envhub.hub")
 
 
 class ReplayWriter:
@@ -36,7 +34,7 @@ class ReplayWriter:
         self._thread = BackgroundThread(poller, "envhub-replays")
 
     def write(self, name: str, replay: Replay) -> None:
-        if len(self._thread.waiting) >= WAITING_MAX:
+        if self._thread.waiting.qsize() >= WAITING_MAX:
             not_kept(name, f"{WAITING_MAX} others wait to be written")
             return
         failed: list[str] = []
@@ -72,7 +70,6 @@ class ReplayKeeper:
 
     writer: ReplayWriter  # the hub's
     interpreter: InterpreterKey  # of the session's workers
-    faults: Faults
     is_vector: bool  # whether each worker's envs are one vector env
     trace_bytes_max: int
     traces: dict[int, Trace] = field(default_factory=dict)  # by number of a process
@@ -105,25 +102,28 @@ class ReplayKeeper:
         self.traces.pop(process, None)
         self.built.pop(process, None)
 
-    def env_failed(self, wanted: ReplayOrder, rows: Sequence[int], memory: SessionMemory) -> None:
-        """Have the file of an env of this process, which has these rows, written soon; what is not is logged."""
-        row, trace = memory.progress(wanted.slot).row if wanted.row is None else wanted.row, wanted.trace
-        if wanted.process not in self.traces:
-            return not_kept(wanted.failure.replay, "its worker had no trace")
-        if wanted.build.batch_workers:
-            row = rows[0]
-        position = list(rows).index(row)
+    def env_failed(
+        self, launcher: Launcher, slot: Slot, process: int, failure: EnvFailure, row: int, trace: bytes
+    ) -> None:
+        """Have the file of an env of this process of the slot written soon; what is not is logged."""
+        if process not in self.traces:
+            return not_kept(failure.replay, "its worker had no trace")
+        order, arena = launcher.order(slot), launcher.arena
+        assert arena is not None
+        if order.batch_workers:
+            row = slot.rows[0]
+        position = slot.rows.index(row)
         try:
-            trace = trace or self.traces[wanted.process].taken(0 if wanted.build.batch_workers else position)
+            trace = trace or self.traces[process].taken(0 if order.batch_workers else position)
         except ValueError as error:
-            return not_kept(wanted.failure.replay, str(error))
-        built = self.built[wanted.process]  # it had a trace, so it had made its envs
+            return not_kept(failure.replay, str(error))
+        built = self.built[process]  # it had a trace, so it had made its envs
         source = built.sources[position] if position < len(built.sources) else b""
-        build, lacks = replay_file.plain(wanted.build, row, source)
-        key, failure, faults = self.interpreter, wanted.failure, self.faults
+        build, lacks = replay_file.plain(order, row, source)
+        key, faults = self.interpreter, launcher.make.faults
         replay = Replay(
             build=as_map(replace(build, sys_path=built.sys_path, cwd=built.cwd)),
-            mapped=as_map(wanted.mapped),
+            mapped=as_map(arena),
             lacks=lacks,
             python=key.python or sys.executable,
             variables=dict(key.variables),
@@ -133,8 +133,8 @@ class ReplayKeeper:
             exception=failure.exception,
             ended=failure.signal or ("" if failure.exit_status is None else f"status {failure.exit_status}"),
             limits_s={"init": faults.init_s, "reset": faults.reset_s, "step": faults.step_s},
-            memory_max=wanted.memory_max or 0,
+            memory_max=launcher.rules.hosting.memory_max or 0,
             spec=self.first_spec if built.plain_spec is None else built.plain_spec,
             trace=trace,
         )
-        return self.writer.write(wanted.failure.replay, replay)
+        return self.writer.write(failure.replay, replay)

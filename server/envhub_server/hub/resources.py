@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import socket
@@ -20,9 +21,9 @@ from envhub.protocol.prelude import FRAME_BYTES_MAX, Frames
 from envhub.transport.address import TICKET_BYTES
 from envhub_server.catalog.registry import ForkedImports, Recipe
 from envhub_server.hub.biography import CLOSED, KILLED, NOT_MADE, Biography, Ending, SlowRequests, Subject
-from envhub_server.hub.replay_keeper import ReplayKeeper
-from envhub_server.log import Logger
-from envhub_server.loop import BackgroundThread, Clock, Poller, Ringer
+from envhub_server.hub.replay_keeper import ReplayKeeper, ReplayWriter
+from envhub_server.log import Logger, log
+from envhub_server.loop import BackgroundThread, Loop, Ringer
 from envhub_server.memory.lost_rows import LostWorkerRows
 from envhub_server.memory.session_memory import (
     ArenaBudget,
@@ -35,6 +36,7 @@ from envhub_server.memory.session_memory import (
     row_frames,
 )
 from envhub_server.network.connections import Holder
+from envhub_server.network.listener import SideSocket
 from envhub_server.processes.interpreter import InterpreterKey
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.processes.worker_handle import Events, SessionZygote, SnapshotProcess, WorkerHandle
@@ -47,8 +49,6 @@ NAME_BYTES = 4  # of a session's first token, which are its name
 FORMER_TOKENS_MAX = 8  # of a session, whose clients are told how it ended
 INLINE_BYTES_MAX = 1 << 20  # of observations that the loop compresses itself, in about a millisecond
 COMPRESSED = object()  # the event of the end of a compression
-
-_log = Logger("envhub.hub")
 
 
 class Attaching(NamedTuple):
@@ -68,26 +68,25 @@ class Attaching(NamedTuple):
 class Services:
     """Resources that all sessions of a hub have in common."""
 
-    poller: Poller
+    loop: Loop
     supervisor: Supervisor
     protocol: HubProtocol
-    clock: Clock
     events: Events
-    forked_imports: ForkedImports
     unread: UnreadMemory
+    side_socket: SideSocket
     transferred: Callable[[int, Attaching], None]  # when the session of a number is about to be another client's
     forget: Callable[[bytes], None]  # when a token is of no session any more
     compression: BackgroundThread
-    slow: SlowRequests
+    replays: ReplayWriter | None  # None where none are kept
+    forked_imports: ForkedImports = field(default_factory=ForkedImports)
+    slow: SlowRequests = field(default_factory=SlowRequests)
 
 
 @dataclass
 class Compression:
     """A reply whose observations a thread compresses; until it is sent, the session is told nothing."""
 
-    request: Incoming
-    message: Any
-    frames: Frames
+    send: Callable[[], None]
     following: list[Callable[[], None]] = field(default_factory=list)  # messages that are sent after it
     events: list[Any] = field(default_factory=list)  # that have come meanwhile
     error: Exception | None = None
@@ -103,26 +102,16 @@ ROWS_DONE = SessionMachine.on_rows_done, ()
 LOST_ROWS_COMPLETED = object()
 
 
-class SessionResources:
+class SessionResources(Subject):
     """Resources of one session on this machine, and the rows in its arena."""
 
     def __init__(
-        self,
-        number: int,
-        token: bytes,
-        make: Make,
-        recipe: Recipe,
-        services: Services,
-        tickets: bool,
-        owner: str,
-        budget: ArenaBudget,
-        factories: int = -1,
+        self, number: int, token: bytes, make: Make, recipe: Recipe, services: Services, owner: str, budget: ArenaBudget
     ) -> None:
         self.number, self.services = number, services  # its events carry its number, which never changes
         self.token, self.name = token, token[:NAME_BYTES].hex()  # a takeover changes the token, and not the name
         self.former_tokens: deque[bytes] = deque(maxlen=FORMER_TOKENS_MAX)  # of clients that it was taken over from
-        self.life = Biography(services.clock.now_s())
-        self.make, self.recipe = make, recipe
+        self.life = Biography(services.loop.clock.now_s())
         self.state: SessionMachine  # refers to this; deleted with the session, so that all of it goes at once
         # The name of its client, empty for the hub's user, and the budget of that client's shared memory.
         self.owner, self.budget = owner, budget
@@ -138,15 +127,14 @@ class SessionResources:
         self.snapshots: dict[int, SnapshotProcess] = {}  # by serial number
         self.snapshot_measured_s = -math.inf  # when the memory of one was read last
         self.imports_key = ""  # by which other sessions use it, too; empty if none may
-        self.factories = factories  # the memory of pickled factories, which the session closes; -1 for none
+        self.factories = -1  # the memory of pickled factories, which the session closes; -1 for none
         self.memory: SessionMemory | None = None  # its arena, once there is one
         self.lost_rows: LostWorkerRows | None = None  # completes rows in place of processes, once there is an arena
-        self.lane = SharedLaneGrant(services.poller)  # of the client that may drive
+        self.lane = SharedLaneGrant(services.loop.poller)  # of the client that may drive
         self.side: socket.socket | None = None  # the socket of a client that has shown the ticket
-        self._tickets = tickets
         self.ticket = self.new_ticket()  # for the side socket, once; empty where there is none
         self.arrived = deque[Incoming]()  # requests that wait in the queue
-        self.under_way: Incoming | None = None  # the last one that was handled
+        self.under_way: Incoming  # the last one that was handled; the first is MAKE
         self.attaching: Attaching | None = None  # the client that takes the session over, until it is answered
         self.waiting = deque[Incoming]()  # SENDs and RECEIVEs that wait for results, the oldest first
         self.part_rows = 0  # for how many of the rows of SENDs the oldest of them waits
@@ -159,10 +147,10 @@ class SessionResources:
         self._client_ringer = Ringer()
         self.done_bell = new_bell()  # by which the processes wake the hub
         # The bell is never read. By edges each ring is reported once, with a system call less.
-        services.poller.register(self.done_bell, self, edges=True)
+        services.loop.poller.register(self.done_bell, self.on_ready, edges=True)
 
     def new_ticket(self) -> bytes:
-        return secrets.token_bytes(TICKET_BYTES) if self._tickets else b""
+        return secrets.token_bytes(TICKET_BYTES) if self.services.side_socket.open else b""
 
     def refuse_side(self) -> None:
         if self.side is not None:
@@ -210,12 +198,8 @@ class SessionResources:
         return self.memory is None or self.memory.arena.quiescent()
 
     @property
-    def subject(self) -> Subject:
-        return Subject(self.name, self.owner, self.state, self.memory)
-
-    @property
     def log(self) -> Logger:
-        return _log.bind(session=self.name)
+        return log.bind(session=self.name)
 
     def abandon(self, ending: Ending, failure: Failure | None = None) -> None:
         """End the session at once, with this failure or one that says the reason to its client."""
@@ -313,7 +297,7 @@ class SessionResources:
         if not self.lost_rows.unrung:
             return
         self.lost_rows.unrung = False
-        if self.state.ownership.driver is Driver.CLIENT:
+        if self.state.driver is Driver.CLIENT:
             self.ring_client()
         else:
             # Not by the bell, which a worker may have filled.
@@ -321,12 +305,12 @@ class SessionResources:
 
     # --- replies and notices, as ``Effects`` describes them -----------------------------------------------------------
 
-    def delays(self, effect: Callable[[], None]) -> bool:
-        """True if a reply is compressed; the effect then follows it."""
+    def after_reply(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Do this at once or, while a reply is compressed, after it."""
         if self.compressing is None:
-            return False
-        self.compressing.following.append(effect)
-        return True
+            act(*arguments)
+        else:
+            self.compressing.following.append(partial(act, *arguments))
 
     def send_compressed(self) -> None:
         """Send the reply that was compressed, and then the messages that wait for it."""
@@ -335,13 +319,12 @@ class SessionResources:
         self.services.events.extendleft((self.number, each) for each in reversed(reply.events))
         if reply.error is not None:
             raise reply.error
-        self._send(reply.request, reply.message, reply.frames)
+        reply.send()
         for effect in reply.following:
             effect()
 
     def answer(self, message: Any, arrays: bool = False, rows: Sequence[Blob] = ()) -> None:
         request = self.under_way
-        assert request is not None
         frames: list[Any] = []
         if self.memory is not None:
             if request.op is Op.CALL:
@@ -360,7 +343,6 @@ class SessionResources:
         self._send(request, message, frames)
 
     def keep_waiting(self) -> None:
-        assert self.under_way is not None
         self.waiting.append(self.under_way)
 
     def answer_part(self, rows: Sequence[Blob] = (), part: tuple[int, ...] = ()) -> None:
@@ -369,18 +351,14 @@ class SessionResources:
             frames = self.memory.frames.rows(np.array(part, np.int64), rows)
             if self._compressors is not None and self._compresses(request, message, frames, first=1):
                 return
-        answer = partial(self._send, request, message, frames)
-        if not self.delays(answer):
-            answer()
+        self.after_reply(self._send, request, message, frames)
 
     def fail_part(self, failure: Failure) -> None:
-        fail = partial(self.fail_request, self.waiting.popleft(), failure)
-        if not self.delays(fail):
-            fail()
+        self.after_reply(self.fail_request, self.waiting.popleft(), failure)
 
     def _collected(self, sent: Sequence[Blob]) -> Sequence[Blob]:
         """These infos that workers have sent, and the wanted ones that are in places which the client cannot read."""
-        assert self.memory is not None and self.under_way is not None
+        assert self.memory is not None
         arena, infos = self.memory.arena, dict(sent)
         for row in self.under_way.message.rows:
             if row < arena.layout.rows and arena.info_template[row]:
@@ -394,25 +372,21 @@ class SessionResources:
         """
         assert self.memory is not None and self._compressors is not None
         compressors, own = self._compressors, slice(first, first + len(self.memory.arena.layout.observations))
-        thread = self.services.compression
-        if sum(memoryview(frame).nbytes for frame in frames[own]) <= INLINE_BYTES_MAX:
-            frames[own] = compressors.compress(frames[own])
-            return False
-        reply = Compression(request, message, frames)
+        if sum(memoryview(frame).nbytes for frame in frames[own]) > INLINE_BYTES_MAX:
+            reply = Compression(partial(self._send, request, message, frames))
 
-        def work() -> None:
-            try:
-                frames[own] = compressors.compress(frames[own])
-            except Exception as error:
-                reply.error = error
+            def work() -> None:
+                try:
+                    frames[own] = compressors.compress(frames[own])
+                except Exception as error:
+                    reply.error = error
 
-        try:
-            thread.do(work, lambda: self.services.events.append((self.number, COMPRESSED)))
-        except RuntimeError:  # no thread is left
-            frames[own] = compressors.compress(frames[own])
-            return False
-        self.compressing = reply
-        return True
+            with contextlib.suppress(RuntimeError):  # no thread is left
+                self.services.compression.do(work, lambda: self.services.events.append((self.number, COMPRESSED)))
+                self.compressing = reply
+                return True
+        frames[own] = compressors.compress(frames[own])
+        return False
 
     def _send(self, request: Incoming, message: Any, frames: Frames) -> None:
         if frames and max(map(len, frames)) > FRAME_BYTES_MAX:
@@ -428,28 +402,26 @@ class SessionResources:
     def fail(self, failure: Failure) -> None:
         self.fail_request(self.under_way, failure)
 
-    def fail_request(self, request: Incoming | None, failure: Failure) -> None:
+    def fail_request(self, request: Incoming, failure: Failure) -> None:
         """Answer this request with a failure, which is logged if it concerns the session or an env."""
-        assert request is not None
         if failure.scope in ("env", "session"):
+            # Event: A request failed; where an env raised, with the `env`, the class of the exception and its `replay`.
             self.log.warning("request_failed", once_per=("session", "code"), **logged(failure))
         self.services.protocol.fail(request, failure)
 
     def answer_attach(self) -> None:
-        if self.delays(self.answer_attach):
+        if self.compressing is not None:
+            self.after_reply(self.answer_attach)
             return
         memory, attaching, made = self.memory, self.attaching, self.state.made
         assert memory is not None and attaching is not None and made is not None
         request = attaching.request
         self.under_way, self.attaching = request, None  # its request is the one under way
         memory.arena.restore()
-        made = replace(made, ticket=self.ticket, steps=memory.arena.steps.tolist())
-        self.log.info("session_ready", num_workers=made.num_workers, why=made.sizing)
-        self.services.protocol.answer(request, made, ())
+        self._send(request, replace(made, steps=memory.arena.steps.tolist()), [])
 
     def fail_attach(self, failure: Failure) -> None:
-        if not self.delays(partial(self.refuse_attach, failure)):
-            self.refuse_attach(failure)
+        self.after_reply(self.refuse_attach, failure)
 
     def refuse_attach(self, failure: Failure) -> None:
         """Refuse the client that attaches, even while a reply is compressed."""
@@ -461,8 +433,7 @@ class SessionResources:
 
     def goodbye(self, why: Failure) -> None:
         self.life.end(Ending(self.life.drained_by, why.message, CLOSED))
-        if not self.delays(partial(self.goodbye, why)):
-            self.services.protocol.goodbye(self.token, why)
+        self.after_reply(lambda: self.services.protocol.goodbye(self.token, why))
 
     def report_closing(self, slow: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         by_stack = dict[str, list[int]]()
@@ -474,6 +445,5 @@ class SessionResources:
         self.notify("envs_closing", text)
 
     def notify(self, event: str, text: str) -> None:
-        if not self.delays(partial(self.notify, event, text)):
-            self.log.warning(event, note=text)
-            self.services.protocol.notice(self.token, text)
+        self.log.warning(event, note=text)
+        self.after_reply(lambda: self.services.protocol.notice(self.token, text))

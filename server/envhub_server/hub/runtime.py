@@ -28,7 +28,7 @@ from envhub.arena.memory import (
     OP_STEP,
     Arena,
 )
-from envhub.env_failure import reseeded
+from envhub.env_failure import EnvFailure, reseeded
 from envhub.errors import hide_folders_in, shortened
 from envhub.protocol import messages
 from envhub.protocol.hub import Incoming
@@ -40,7 +40,8 @@ from envhub_server.hub.resources import COMPRESSED, LOST_ROWS_COMPLETED, STEP_RE
 from envhub_server.ipc import control
 from envhub_server.ipc.process_marks import memory_bytes, private_bytes
 from envhub_server.memory.lost_rows import LostWorkerRows, ObjectCopies
-from envhub_server.memory.session_memory import SessionMemory, process_of
+from envhub_server.memory.session_memory import SessionMemory
+from envhub_server.network.connections import peer_of
 from envhub_server.processes.worker_handle import (
     SessionZygote,
     SnapshotProcess,
@@ -48,7 +49,6 @@ from envhub_server.processes.worker_handle import (
     WorkerMessage,
     WorkerStarted,
 )
-from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.machine import SessionMachine
 from envhub_server.session.slots import Late, WorkerLoss
 from envhub_server.session.state import Driver
@@ -69,10 +69,6 @@ class SessionRuntime(SessionResources):
 
     # --- what the machine is told -------------------------------------------------------------------------------------
 
-    def start(self, request: Incoming) -> None:
-        self.under_way = request
-        self.report(SessionMachine.on_made)
-
     def attach(self, attaching: Attaching) -> None:
         """Report that another client is to get the session; one that waits for it already gets it no more."""
         waits = self.attaching is not None
@@ -86,14 +82,14 @@ class SessionRuntime(SessionResources):
     def request(self, request: Incoming) -> None:
         """Report the client's next request, after what workers sent that belongs to its answer."""
         self.arrived.append(request)
-        if request.op is Op.STEP and self.state.ownership.driver is Driver.HUB:
+        if request.op is Op.STEP and self.state.driver is Driver.HUB:
             self.services.events.append((self.number, STEP_REQUESTED))
             return
         if request.op is Op.CLOSE:
             if self.state.abandoned is not None:
                 self.life.end(self.ended)  # which its client answers by CLOSE
             self.life.end(self._ending_by_close(request))
-        drives = self.state.ownership.driver is Driver.CLIENT
+        drives = self.state.driver is Driver.CLIENT
         if self.lost_rows is not None and (drives or isinstance(request.message, _SIDE_REQUESTS)):
             self.read_workers()
         self.report(SessionMachine.on_request, request.message, self.quiescent)
@@ -108,40 +104,39 @@ class SessionRuntime(SessionResources):
     def connect_side(self, side: socket.socket) -> None:
         self.refuse_side()
         self.side = side
-        self.report(SessionMachine.on_side_connected, self.quiescent, process_of(side))
+        self.report(SessionMachine.on_side_connected, self.quiescent, peer_of(side)[0])
 
     def elapse(self) -> None:
         """Report that the time of the next deadline has come, with what the workers are at."""
         try:
-            self._elapse()
+            memory = self.memory
+            progress = tuple(None if memory is None else memory.progress(slot.index) for slot in self.state.slots)
+            if self.lost_rows is not None:
+                self.complete_posted_rows()  # a client that ended may have posted rows and not have rung
+            self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
+            if memory is not None:
+                # Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once.
+                infos, request = self.state.infos, memory.arena.request
+                for row in [row for row, number in infos.numbers.items() if request[row] != number]:
+                    infos.take(row)
+            used = dict[int, int]()
+            if self.state.supervision.measures(self.services.loop.clock.now_s()):
+                pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
+                orphans = self.services.supervisor.orphans()
+                used = {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
+            self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
         except Exception as error:
             self.broke(error)
-
-    def _elapse(self) -> None:
-        memory = self.memory
-        progress = tuple(None if memory is None else memory.progress(slot.index) for slot in self.state.slots)
-        if self.lost_rows is not None:
-            self.complete_posted_rows()  # a client that ended may have posted rows and not have rung
-        self.on_bell()  # a worker that is stopped, or lost its bell, may not have rung
-        if memory is not None:
-            # Forget infos that workers have sent once their rows go on: a frame takes much memory, and comes once.
-            infos, request = self.state.infos, memory.arena.request
-            for row in [row for row, number in infos.numbers.items() if request[row] != number]:
-                infos.take(row)
-        used = self._memory_used() if self.state.supervision.measures(self.services.clock.now_s()) else {}
-        self.report(SessionMachine.on_elapsed, self.quiescent, progress, used)
-
-    def _memory_used(self) -> dict[int, int]:
-        pids = {number: worker.pid for number, worker in self.workers.items() if worker.pid is not None}
-        orphans = self.services.supervisor.orphans()
-        return {number: memory_bytes(pid, *orphans.get(pid, ())) for number, pid in pids.items()}
 
     # --- handling -----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Any) -> None:
         """Tell the state machine what has happened; while a reply is compressed, it is told nothing."""
+        if event is COMPRESSED:
+            self.send_compressed()
+            return
         if self.compressing is not None:
-            self._keep(event)
+            self.compressing.events.append(event)
             return
         if not isinstance(event, tuple):
             self._handle_other(event)
@@ -157,15 +152,7 @@ class SessionRuntime(SessionResources):
         lost_rows = self.lost_rows
         if lost_rows is not None and lost_rows.copies is not None and method in _KEEPING:
             lost_rows.keep_objects()
-        method(self.state, self.services.clock.now_s(), *facts)
-
-    def _keep(self, event: Any) -> None:
-        """Keep an event until the reply that is compressed is sent; or send it, and go on with those that were kept."""
-        if event is COMPRESSED:
-            self.send_compressed()
-        else:
-            assert self.compressing is not None
-            self.compressing.events.append(event)
+        method(self.state, self.services.loop.clock.now_s(), *facts)
 
     def _handle_other(self, event: Any) -> None:
         if event is LOST_ROWS_COMPLETED:
@@ -173,23 +160,23 @@ class SessionRuntime(SessionResources):
         elif isinstance(event, WorkerMessage) and isinstance(event.message, control.Drawn):
             self.on_drawn(self, event.message)
         elif isinstance(event, WorkerMessage) and isinstance(event.message, control.Slow):
-            self.services.slow.on_slow(self.subject, event.process, event.message)
+            self.services.slow.on_slow(self, event.process, event.message)
+        elif isinstance(event, WorkerMessage) and isinstance(event.message, control.Suspicious):
+            # Event: An env does what it should not; it goes on.
+            self.log.warning("env_suspicious", env=event.message.row, why=event.message.what)
         elif isinstance(event, WorkerMessage):
             self.handle((SessionMachine.on_message, (self._log_worker_message(event),)))
+        elif isinstance(event, WorkerExited) and event.process < 0:
+            self.report(SessionMachine.on_exited, event)
         elif event.process < 0:
-            self._on_snapshot(event)
+            if (snapshot := self.snapshots.get(-event.process)) is not None:
+                self.report(SessionMachine.on_snapshot_born, -event.process, snapshot.private_bytes)
+                self._measure_a_snapshot()
         elif isinstance(event, WorkerStarted):
             # Event: A worker process runs.
             self.log.info("worker_started", worker=self.state.slots.worker(event.process), pid=event.pid)
         else:
             self._on_exited(event)
-
-    def _on_snapshot(self, event: WorkerStarted | WorkerExited) -> None:
-        if isinstance(event, WorkerExited):
-            self.report(SessionMachine.on_exited, event)
-        elif (snapshot := self.snapshots.get(-event.process)) is not None:
-            self.report(SessionMachine.on_snapshot_born, -event.process, snapshot.private_bytes)
-            self._measure_a_snapshot()
 
     def _on_exited(self, exited: WorkerExited) -> None:
         state, number = self.state, exited.process
@@ -200,7 +187,7 @@ class SessionRuntime(SessionResources):
         why = {"why": reason} if reason else {}
         worker = state.slots.worker(number)
         log("worker_exited", worker=worker, how=exited.cause.how, **why)
-        self.services.slow.on_exited(self.subject, number)
+        self.services.slow.on_exited(self, number)
         if not expected:
             self._note_restart(worker, self._row_of(number), reason or exited.cause.how)
         self.handle((SessionMachine.on_exited, (exited,)))
@@ -218,7 +205,7 @@ class SessionRuntime(SessionResources):
 
     def _note_restart(self, worker: int, row: int | None, why: str) -> None:
         why = hide_folders_in(why) if self.state.launcher.rules.hide_folders else why
-        self.life.reasons.append((self.services.clock.now_s(), worker, row, shortened(why, TEXT_CHARS_MAX)))
+        self.life.reasons.append((self.services.loop.clock.now_s(), worker, row, shortened(why, TEXT_CHARS_MAX)))
 
     def discard(self) -> None:
         """Free everything, though the state machine cannot say so any more."""
@@ -233,9 +220,6 @@ class SessionRuntime(SessionResources):
     def _log_worker_message(self, sent: WorkerMessage) -> WorkerMessage:
         """Log and note what a worker sent; returns it with what the arena knows of it."""
         match sent.message:
-            case control.Suspicious(row, what):
-                # Event: An env does what it should not; it goes on.
-                self.log.warning("env_suspicious", env=row, why=what)
             case control.Faulted(row, what):
                 # Event: An env raised, or gave what is invalid: it is built again in its worker.
                 self.log.warning("env_rebuilt", once_per=("session",), env=row, why=shortened(what, TEXT_CHARS_MAX))
@@ -334,7 +318,7 @@ class SessionRuntime(SessionResources):
 
     def _measure_a_snapshot(self) -> None:
         """Report the memory of one in turn: it grows as the worker that it is a copy of writes to what they share."""
-        now_s = self.services.clock.now_s()
+        now_s = self.services.loop.clock.now_s()
         if not self.snapshots or now_s < self.snapshot_measured_s + SNAPSHOT_MEASURE_S:
             return
         self.snapshot_measured_s, serial = now_s, next(iter(self.snapshots))
@@ -388,17 +372,20 @@ class SessionRuntime(SessionResources):
         for descriptor in given.values():
             os.close(descriptor)
 
-    def keep_replay(self, order: ReplayOrder) -> None:
+    def keep_replay(
+        self, slot: int, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
+    ) -> None:
         if self.replays is not None and self.memory is not None:
-            self.life.replays.append(order.failure.replay)
-            self.replays.env_failed(order, self.state.slots[order.slot].rows, self.memory)
+            self.life.replays.append(failure.replay)
+            row = self.memory.progress(slot).row if row is None else row
+            self.replays.env_failed(self.state.launcher, self.state.slots[slot], process, failure, row, trace)
 
     def hand_over(self, slot: int, process: int, message: control.Serve, replaced: int) -> None:
         memory, lost_rows = self.memory, self.lost_rows
         assert memory is not None and lost_rows is not None
         objects = lost_rows.objects(slot)
         if slot in lost_rows.losses:
-            self.services.poller.unregister(memory.slot_bells[slot])
+            self.services.loop.poller.unregister(memory.slot_bells[slot])
             lost_rows.losses.pop(slot)
         if process in self.workers:
             self.serving[slot] = self.workers[process]
@@ -443,7 +430,7 @@ class SessionRuntime(SessionResources):
 
     def post_message(self) -> None:
         memory, request, workers = self.memory, self.under_way, self.serving
-        assert memory is not None and request is not None
+        assert memory is not None
         message = request.message
         if not self._put_message(messages.pack(message)):
             return
@@ -465,7 +452,7 @@ class SessionRuntime(SessionResources):
 
     def post_step(self) -> None:
         memory, request, lost_rows = self.memory, self.under_way, self.lost_rows
-        assert memory is not None and request is not None and lost_rows is not None
+        assert memory is not None and lost_rows is not None
         frames = memory.frames
         try:
             frames.load(request.message.codes, request.frames)
@@ -482,7 +469,7 @@ class SessionRuntime(SessionResources):
 
     def post_part(self) -> str:
         memory, request = self.memory, self.under_way
-        assert memory is not None and request is not None
+        assert memory is not None
         message = request.message
         try:
             rows, arrays = memory.frames.part(message.rows, message.codes, request.frames)
@@ -508,7 +495,7 @@ class SessionRuntime(SessionResources):
         assert lost_rows is not None
         if slot not in lost_rows.losses:
             # The bell is never read, since its client could make that block. By edges each ring is reported once.
-            self.services.poller.register(lost_rows.memory.slot_bells[slot], self, edges=True)
+            self.services.loop.poller.register(lost_rows.memory.slot_bells[slot], self.on_ready, edges=True)
         self.report_completed(lost_rows.take(slot, loss, left))
 
     def finish_steps(self, slot: int, loss: WorkerLoss) -> None:
@@ -521,9 +508,10 @@ class SessionRuntime(SessionResources):
         memory, side = self.memory, self.side
         assert memory is not None and side is not None
         self.ticket, self.side = b"", None
-        spin_us = self.state.sizing.driver_spin_us
+        descriptors = [memory.descriptor, memory.client_bell, *memory.slot_bells]
+        spin_us = self.state.building.driver_spin_us
         shared = messages.Shared(memory.arena.layout.info_bytes, len(self.state.slots), spin_us)
-        if not self.lane.send_memory(side, shared, [memory.descriptor, memory.client_bell, *memory.slot_bells], self):
+        if not self.lane.send_memory(side, shared, descriptors, self.on_ready):
             self.report(SessionMachine.on_side_closed, True)
 
     def give_drive(self) -> None:
@@ -544,7 +532,7 @@ class SessionRuntime(SessionResources):
 
     def revoke(self) -> None:
         assert self.memory is not None
-        self.life.ended_lane = self.state.ownership.lane.value
+        self.life.ended_lane = self.state.lane.value
         self.lane.revoke(self.memory.arena)
 
     def recall(self) -> None:
@@ -569,7 +557,8 @@ class SessionRuntime(SessionResources):
         self.log.warning(event, ("session", "worker", "message"), **fields)
 
     def end(self) -> None:
-        if self.delays(self.end):
+        if self.compressing is not None:
+            self.after_reply(self.end)
             return
         self.refuse_side()
         self.lane.close()
@@ -579,8 +568,8 @@ class SessionRuntime(SessionResources):
             self.drop_snapshot(serial)
         if (lost_rows := self.lost_rows) is not None:
             for slot in lost_rows.losses:
-                self.services.poller.unregister(lost_rows.memory.slot_bells[slot])
-        self.services.poller.unregister(self.done_bell)
+                self.services.loop.poller.unregister(lost_rows.memory.slot_bells[slot])
+        self.services.loop.poller.unregister(self.done_bell)
         os.close(self.done_bell)
         if self.factories >= 0:
             os.close(self.factories)
@@ -592,7 +581,7 @@ class SessionRuntime(SessionResources):
             nbytes, ref = memory.nbytes, memory.arena.memory_ref()
             memory.close()
             del memory.arena, memory.driver, memory.frames
-            now_s = self.services.clock.now_s()
+            now_s = self.services.loop.clock.now_s()
             self.services.unread.add(ref, nbytes, self.budget, self.connections, now_s)
 
     def _label(self) -> None:

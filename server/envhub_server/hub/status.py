@@ -20,7 +20,7 @@ from envhub_server.hub.biography import LOOK_S, TEXT_CHARS_MAX, UNTIMED, Costs, 
 from envhub_server.hub.directory import Directory
 from envhub_server.hub.runtime import SessionRuntime
 from envhub_server.ipc import process_marks
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Loop
 from envhub_server.network.connections import Holder
 from envhub_server.session.slots import Process, Stage
@@ -31,7 +31,6 @@ KWARGS_BYTES_MAX = 4096  # of the arguments of an env that are shown
 NO_KWARGS = msgpack.packb({})
 
 Row = dict[str, Any]
-log = Logger("envhub.hub")
 
 
 class SessionTable:
@@ -71,7 +70,7 @@ class SessionTable:
             return self.ended_rows(holder, question.session)
         seen = [each for each in self._directory.sessions if holder.owns(each.owner)]
         if question.what == "slow":
-            return self._slow.rows(holder, [each.subject for each in seen])
+            return self._slow.rows(holder, seen)
         return [self._row(each) for each in seen if question.session in ("", each.name)]
 
     def ended_rows(self, holder: Holder, name: str = "") -> list[Row]:
@@ -100,8 +99,8 @@ class SessionTable:
             "age_s": round(now_s - life.made_s, 1),
             "idle_s": idle_s,
             "phase": state.phase.value,
-            "lane": state.ownership.lane.value,
-            "leased": self._directory.is_leased(runtime),
+            "lane": state.lane.value,
+            "leased": runtime.token in self._directory.protocol.leases,
             "steps": runtime.steps,
             "steps_per_s": None if life.steps_per_s is None else round(life.steps_per_s, 1),
             "step_ms": life.times.step_ms,
@@ -120,7 +119,7 @@ class SessionTable:
             "replays": [*life.replays],
             "snapshots": len(runtime.snapshots),
             "snapshots_bytes": state.snapshots.nbytes,
-            "sizing": "" if state.sizing.count is None else state.sizing.count.reason,
+            "sizing": "" if state.launcher.count is None else state.launcher.count.reason,
         }
 
 

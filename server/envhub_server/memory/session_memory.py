@@ -7,10 +7,9 @@ import gc
 import math
 import os
 import socket
-import struct
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -35,7 +34,7 @@ from envhub.transport.sockets import ZERO_COPY_BYTES
 from envhub.values import actions, codec
 from envhub.values.compression import Compressor
 from envhub.values.info_columns import Rows, pack_columns
-from envhub_server.loop import Poller, Source
+from envhub_server.loop import Poller
 from envhub_server.session.slots import Progress
 
 Blob = tuple[int, Frame]  # a row, and what the reply has for this row
@@ -290,14 +289,6 @@ def new_bell() -> int:
 SO_PEERPIDFD = 77  # of Linux 6.5; Python's socket module does not name it
 
 
-_UCRED = struct.Struct("iII")  # the process, user and group of a peer
-
-
-def process_of(side: socket.socket) -> int:
-    """The process id of the client behind this socket; 0 if it is in another container."""
-    return int(_UCRED.unpack(side.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
-
-
 class SharedLaneGrant:
     """The shared lane of one session; the session's state machine decides when the client has it."""
 
@@ -311,11 +302,11 @@ class SharedLaneGrant:
         return descriptor == self._client or (self._side is not None and descriptor == self._side.fileno())
 
     def send_memory(
-        self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], source: Source
+        self, side: socket.socket, shared: messages.Shared, descriptors: Sequence[int], on_left: Callable[[int], None]
     ) -> bool:
         """Send the client behind this socket all that it needs to drive; False if it has gone or does not read."""
-        # ``source`` is called when the client has left its side socket. It is not kept here, since it holds this grant:
-        # a session that has ended must go at once, and an idle hub collects no cycles.
+        # ``on_left`` is called when the client has left its side socket. It is not kept here, as it holds this grant: a
+        # session that has ended must go at once, and an idle hub collects no cycles.
         self._side = side
         body = messages.pack(shared)
         try:
@@ -324,11 +315,11 @@ class SharedLaneGrant:
                 socket.send_fds(side, [head], descriptors[start : start + DESCRIPTORS_MAX])
         except OSError:
             return False
-        self._poller.register(side.fileno(), source)
+        self._poller.register(side.fileno(), on_left)
         with contextlib.suppress(OSError):  # an older kernel
             self._client = side.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
             os.set_inheritable(self._client, False)
-            self._poller.register(self._client, source)
+            self._poller.register(self._client, on_left)
         return True
 
     def revoke(self, arena: Arena) -> None:

@@ -26,18 +26,9 @@ from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport import address as addresses
 from envhub.transport import sockets
 from envhub.transport.address import HubKeys, key_of, text_of
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.network import connections
-from envhub_server.network.connections import (
-    ANYBODY,
-    HELLO_S,
-    MALFORMED_MAX,
-    OWN_USER,
-    Connections,
-    Holder,
-    KnownConnection,
-    user_name,
-)
+from envhub_server.network.connections import ANYBODY, OWN_USER, Connections, Holder, KnownConnection
 from envhub_server.network.key_folder import CLIENT_REMOVED, KeyFolder
 from envhub_server.network.proxy import ProxyHandle
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
@@ -55,8 +46,6 @@ REFUSED_S = 1.0  # for a client that was refused to read why, and to go
 OTHERS_S = 1.0  # for libzmq to end the connections of other users, before they are a reason to refuse a client
 IPC_ORIGIN = "localhost:"  # libzmq has seen that the peer is the hub's own user, or it is the hub's proxy
 
-log = Logger("envhub.hub")
-
 Ends = list[tuple[KnownConnection, str]]  # connections that are to be ended, each with the reason
 
 
@@ -64,7 +53,7 @@ class Access:
     """Client of each connection of one hub, and the connections to end."""
 
     def __init__(self, keys: Path | None, insecure: bool, unread_bytes_max: int) -> None:
-        self._unread_bytes_max = unread_bytes_max
+        self.unread_bytes_max = unread_bytes_max
         self._keys = KeyFolder(keys) if keys is not None else None
         self._insecure = insecure
         self.zap: zmq.Socket[bytes] | None = None  # by which libzmq asks; None while there are no tcp addresses
@@ -135,14 +124,12 @@ class Access:
         if others and now_s < self._refuse_s:
             self._refuse_s = min(self._refuse_s, now_s + OTHERS_S)
             return False
-        if now_s >= self._unknown_key_s and self._is_unknown(self._asked):
+        key = self._asked[6] if len(self._asked) == 7 else b""
+        if now_s >= self._unknown_key_s and self._keys is not None and key and key not in self._keys.holders:
             self._unknown_key_s = now_s + UNKNOWN_KEY_S
             self.read_keys()
         self._send_answer(self._asked, others)
         return True
-
-    def _is_unknown(self, frames: list[bytes]) -> bool:
-        return self._keys is not None and len(frames) == 7 and frames[6] not in self._keys.holders
 
     def _send_answer(self, frames: list[bytes], others: bool) -> None:
         assert self.zap is not None
@@ -223,7 +210,7 @@ class Access:
         seen: dict[str, Any] = {}
         if address.startswith(IPC_ORIGIN):  # its user, group and process, which the kernel has told libzmq
             uid, _, pid = map(int, address.split(":")[1:])
-            seen = {"user": user_name(uid), "host": os.uname().nodename, **({"pid": pid} if pid else {})}
+            seen = {"user": connections.user_name(uid), "host": os.uname().nodename, **({"pid": pid} if pid else {})}
         own = {"key": holder.name, "address": "" if seen else address, "said": sorted(account.keys() - seen.keys())}
         return {**account, **seen, **own}
 
@@ -307,32 +294,29 @@ class Access:
 
     def refused(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         """Note that a message is refused: its client is told so once, and then its connection is ended."""
-        connection = self.connections.of(peer, descriptor, now_s)
-        if connection is None:
-            return []
-        if connection.refused or why == REMOVED:
-            return [(connection, why)]
-        connection.refused, connection.silent_until_s = True, now_s + REFUSED_S
-        return []
+        ends = self.ends(peer, descriptor, why, now_s)
+        for connection, _ in ends:
+            if not connection.refused and why != REMOVED:
+                connection.refused, connection.silent_until_s = True, now_s + REFUSED_S
+                return []
+        return ends
 
     def ends(self, peer: bytes, descriptor: int, why: str, now_s: float) -> Ends:
         connection = self.connections.of(peer, descriptor, now_s)
         return [] if connection is None else [(connection, why)]
 
     def malformed(self, peer: bytes, descriptor: int, now_s: float) -> Ends:
-        connection = self.connections.of(peer, descriptor, now_s)
-        if connection is None:
-            return []
-        connection.malformed += 1
-        enough = connection.malformed == MALFORMED_MAX
-        return [(connection, f"{MALFORMED_MAX} of its messages cannot be read")] if enough else []
+        why = f"{connections.MALFORMED_MAX} of its messages cannot be read"
+        for connection, _ in (ends := self.ends(peer, descriptor, why, now_s)):
+            connection.malformed += 1
+        return [each for each in ends if each[0].malformed == connections.MALFORMED_MAX]
 
     def check(self, now_s: float) -> Ends:
         """Read the keys again if they have changed; returns the connections to be ended now."""
-        late = f"it has sent nothing within {HELLO_S:g} s"
+        late = f"it has sent nothing within {connections.HELLO_S:g} s"
         ends = [(connection, late) for connection in self.connections.silent(now_s)]
-        much = f"its client has sent over {self._unread_bytes_max} bytes of messages that do not end"
-        ends += [(connection, much) for connection in self.connections.unread(self._unread_bytes_max, now_s)]
+        much = f"its client has sent over {self.unread_bytes_max} bytes of messages that do not end"
+        ends += [(connection, much) for connection in self.connections.unread(self.unread_bytes_max, now_s)]
         ends += self.connections.unfinished(FRAMES_MAX, now_s)
         if self._keys is not None and now_s >= self._check_keys_s:
             self._check_keys_s = now_s + KEYS_S

@@ -22,7 +22,7 @@ from envhub.protocol.hub import HubProtocol
 from envhub.protocol.messages import Op
 from envhub.protocol.prelude import BEATS_MAX
 from envhub.transport.tcp import socket_owner, tcp_facts
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.network.proxy_page import FULL, FULL_BYTES, FULL_FRAMES, PARTIAL, PageEntry
 
 Right = Literal["observe", "use", "deploy", "admin"]  # each has those before it
@@ -82,7 +82,8 @@ class Holder:
     def owns(self, owner: str) -> bool:
         return owner == self.name or self.administers
 
-    def quota_problem(self, name: str, has: int, wants: int, limit: int) -> str:
+    def quota_problem(self, name: str, has: int, wants: int) -> str:
+        limit = math.inf if self.quotas is None else getattr(self.quotas, f"{name}_max")
         if has + wants <= limit:
             return ""
         return f"{self.name} has {has} and wants {wants} more, of {name}_max={limit} of its key"
@@ -124,42 +125,35 @@ class KnownConnection:
     progress: tuple[float, int] | None = None  # since when its message comes too slowly, and the bytes by then
 
 
-class Connections:
+class Connections(dict[int, KnownConnection]):
     """Facts of each connection, by its descriptor. Methods return the connections to end, or say so."""
 
     def __init__(self) -> None:
-        self._by_descriptor: dict[int, KnownConnection] = {}
         self._gone: dict[bytes, float] = {}  # peers whose connections ended, and until when their messages may come
         # Peers whose connections the hub has ended, and until when messages may come that they had sent before.
         self.disconnected: dict[bytes, float] = {}
         self._unread_s = math.inf
 
-    def __len__(self) -> int:
-        return len(self._by_descriptor)
-
-    def get(self, descriptor: int) -> KnownConnection | None:
-        return self._by_descriptor.get(descriptor)
-
     @property
     def others(self) -> bool:
-        return any(each.is_others for each in self._by_descriptor.values())
+        return any(each.is_others for each in self.values())
 
     def accepted(self, descriptor: int, now_s: float, is_others: bool = False) -> KnownConnection:
-        self._by_descriptor[descriptor] = connection = KnownConnection(descriptor, is_others, now_s + HELLO_S)
+        self[descriptor] = connection = KnownConnection(descriptor, is_others, now_s + HELLO_S)
         self._unread_s = min(self._unread_s, now_s + UNREAD_S)
         return connection
 
     def origin(self, peer: bytes) -> str:
-        return next((each.origin for each in self._by_descriptor.values() if each.peer == peer), "")
+        return next((each.origin for each in self.values() if each.peer == peer), "")
 
     def has(self, client: str, origin: str) -> bool:
         """True if this client is connected; one without a key, by a connection from this place."""
-        clients = (each for each in self._by_descriptor.values() if each.holder is not None)
+        clients = (each for each in self.values() if each.holder is not None)
         return any(each.client == client and (client or each.origin == origin) for each in clients)
 
     def ended(self, descriptor: int, now_s: float) -> None:
         """Forget a connection; messages that it sent before may still come."""
-        connection = self._by_descriptor.pop(descriptor, None)
+        connection = self.pop(descriptor, None)
         if connection is not None and connection.peer:
             _remember(self._gone, connection.peer, now_s)
 
@@ -170,22 +164,20 @@ class Connections:
 
     def of(self, peer: bytes, descriptor: int, now_s: float) -> KnownConnection | None:
         """The connection of a message; None where it has ended, and its number may be another's."""
-        connection = self._by_descriptor.get(descriptor)
+        connection = self.get(descriptor)
         if connection is None or self._gone.get(peer, 0.0) > now_s:
             return None
         connection.peer = connection.peer or peer
         return connection if connection.peer == peer else None
 
     def why_refused(self, holder: Holder) -> str:
-        others = sum(
-            each.holder is not None and each.holder.name == holder.name for each in self._by_descriptor.values()
-        )
+        others = sum(each.holder is not None and each.holder.name == holder.name for each in self.values())
         if holder.quotas is None or others < holder.quotas.connections_max:
             return ""
         return f"{holder.name} has {others} connections, of connections_max={holder.quotas.connections_max}"
 
     def silent(self, now_s: float) -> list[KnownConnection]:
-        silent = [each for each in self._by_descriptor.values() if each.silent_until_s <= now_s]
+        silent = [each for each in self.values() if each.silent_until_s <= now_s]
         for each in silent:
             each.silent_until_s = math.inf
         return silent
@@ -197,13 +189,13 @@ class Connections:
         ``bytes_max`` is for each client of the proxy, and for all together that have sent no message yet.
         """
         clients: dict[str, list[tuple[int, KnownConnection]]] = {}
-        for each in self._by_descriptor.values():
+        for each in self.values():
             if each.entry is not None:
                 client = "" if each.holder is None else each.holder.name
                 clients.setdefault(client, []).append((each.entry.unread_bytes, each))
         totals = {client: sum(count for count, _ in counts) for client, counts in clients.items()}
         left = 1.0 - max(totals.values(), default=0) / bytes_max
-        each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self._by_descriptor)
+        each_s = UNREAD_S * max(UNREAD_SHARE_MIN, left) + UNREAD_EACH_S * len(self)
         self._unread_s = now_s + each_s if clients else math.inf
         over = [
             (totals[client] / len(counts), counts) for client, counts in clients.items() if totals[client] > bytes_max
@@ -212,7 +204,7 @@ class Connections:
 
     def unfinished(self, frames_max: int, now_s: float) -> list[tuple[KnownConnection, str]]:
         ends = []
-        for each in self._by_descriptor.values():
+        for each in self.values():
             if each.entry is None:
                 continue
             state = each.entry.state
@@ -238,12 +230,12 @@ class Connections:
         return ends
 
     def next_s(self) -> float:
-        return min(self._unread_s, *(each.silent_until_s for each in self._by_descriptor.values()), math.inf)
+        return min(self._unread_s, *(each.silent_until_s for each in self.values()), math.inf)
 
     def changed(self, holders: Mapping[bytes, Holder]) -> list[KnownConnection]:
         """The connections of clients whose keys are not among these any more, or are another's or with other rights."""
         rights = {key: (holder.name, holder.right) for key, holder in holders.items()}
-        holding = ((each, each.holder) for each in self._by_descriptor.values() if each.key)
+        holding = ((each, each.holder) for each in self.values() if each.key)
         return [each for each, of in holding if of is not None and rights.get(each.key) != (of.name, of.right)]
 
 
@@ -296,8 +288,6 @@ CHECK_S = 0.3  # how often the kernel is asked
 # before the ROUTER itself knows. So the peers that used the descriptor are probed at once and again.
 SUSPICION_S = (0.0, 0.02, 0.1, 1.0)
 
-log = Logger("envhub.hub")
-
 
 def silent_s(descriptor: int) -> float:
     """Seconds since the peer sent data, 0 if unknown; on this machine infinity if its process is stopped, else 0."""
@@ -311,7 +301,7 @@ def silent_s(descriptor: int) -> float:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user of the peer of a Unix socket."""
+    """The process, 0 if it is in another container, and the user of the peer of a Unix socket."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 

@@ -16,7 +16,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from envhub_server.log import Logger
+from envhub_server.log import log
 
 # The reserve is a fifth of the limit, and at least RESERVE_MIN (but never more than half of the limit): connections may
 # come every 20 us while the hub is busy for milliseconds.
@@ -32,8 +32,6 @@ LIMIT_ADVISED = 1024
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python's socket module does not name them
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of the kernel's packet filter: drop every packet
-
-log = Logger("envhub.hub")
 
 
 class DescriptorsShort(Exception):

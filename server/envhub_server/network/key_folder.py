@@ -26,14 +26,12 @@ from envhub.options import OptionError, options_from
 from envhub.secret import Secret
 from envhub.transport import address, sockets
 from envhub_server.config import read_toml
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.network.connections import RIGHTS, Holder, Quotas, Right
 
 KEYS_PER_CLIENT_MAX = 2
 CLIENTS_MAX = 1024
 CLIENT_REMOVED = "removed"  # the change of a client whose file is gone
-
-log = Logger("envhub.hub")
 
 
 class KeyFolder:

@@ -9,7 +9,9 @@ import os
 import socket
 import stat
 import tempfile
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -17,8 +19,9 @@ import zmq
 from envhub.errors import AddressError
 from envhub.transport import address, sockets
 from envhub.transport.address import TICKET_BYTES, Address, parse, side_path
+from envhub.transport.sockets import Router
 from envhub.transport.tcp import listening
-from envhub_server.log import Logger
+from envhub_server.log import log
 from envhub_server.loop import Poller
 from envhub_server.network import descriptor_guard
 from envhub_server.network.connections import peer_of
@@ -26,16 +29,15 @@ from envhub_server.network.connections import peer_of
 # The most connections that wait for libzmq to accept them, which it does even when the address is shut. An ipc client
 # that finds the queue full tries again at once, a tcp client after a second; ipc must not run out of descriptors.
 IPC_BACKLOG, TCP_BACKLOG = 16, 100
+SHUT, FULL = ".aside", ".full"  # of the names of a socket while its address is shut, and of the one in its place
 PROXIED_BACKLOG, PROXY_BACKLOG = 64, 32  # of the addresses of the proxy, and of the hub's socket for it
-
-log = Logger("envhub.hub")
 
 
 class Listener:
     """The addresses of one ROUTER and of its proxy; a lock file guards a path, which libzmq would steal from a hub."""
 
-    def __init__(self, router: zmq.Socket[bytes], open_to_all: bool) -> None:
-        self._router = router
+    def __init__(self, router: Router, open_to_all: bool) -> None:
+        self._router = router  # which is opened before the first address is bound
         self._open_to_all = open_to_all
         self._paths: list[Path] = []
         self._locks: list[tuple[Path, int]] = []
@@ -54,13 +56,13 @@ class Listener:
                 f"{text} can be reached from other machines and nothing guards it; make keys (`envhub keys add NAME "
                 "--keys DIR`) and serve with --keys DIR, or bind tcp://127.0.0.1 or ipc, or say --insecure"
             )
-        sockets.choose_family(self._router, wanted)
-        self._router.setsockopt(zmq.BACKLOG, IPC_BACKLOG if wanted.is_ipc else TCP_BACKLOG)
+        sockets.choose_family(self._router.socket, wanted)
+        self._router.socket.setsockopt(zmq.BACKLOG, IPC_BACKLOG if wanted.is_ipc else TCP_BACKLOG)
         try:
-            self._router.bind(text.replace("://localhost:", "://127.0.0.1:"))
+            self._router.socket.bind(text.replace("://localhost:", "://127.0.0.1:"))
         except zmq.ZMQError as error:
             raise _not_bound(text, error) from error
-        bound = self._router.get(zmq.LAST_ENDPOINT)
+        bound = self._router.socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else text
 
     def _listen_for_proxy(self, wanted: Address) -> str:
@@ -77,9 +79,9 @@ class Listener:
         with tempfile.TemporaryDirectory(prefix="envhub-") as folder:
             path = os.path.join(folder, "hub")
             opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._router.setsockopt(zmq.BACKLOG, PROXY_BACKLOG)
+            self._router.socket.setsockopt(zmq.BACKLOG, PROXY_BACKLOG)
             try:
-                self._router.bind(f"ipc:///proc/self/fd/{opened}/hub")  # however long the name of the folder is
+                self._router.socket.bind(f"ipc:///proc/self/fd/{opened}/hub")  # however long the name of the folder is
                 return os.open(path, os.O_PATH | os.O_CLOEXEC)
             except (OSError, zmq.ZMQError) as error:
                 raise AddressError(f"no socket for the proxy of tcp addresses in {folder}: {error}") from error
@@ -97,7 +99,7 @@ class Listener:
         if not path.parent.is_dir():
             raise AddressError(f"{wanted.text}: the folder {path.parent} does not exist")
         side = address.side_path(str(path))
-        sockets_there = [path, _shut_path(path), _full_path(path), *([Path(side)] if side else [])]
+        sockets_there = [path, _beside(path, SHUT), _beside(path, FULL), *([Path(side)] if side else [])]
         for there in sockets_there:
             if os.path.lexists(there) and not stat.S_ISSOCK(there.lstat().st_mode):
                 raise AddressError(f"{wanted.text}: {there} exists and is no socket; choose another path")
@@ -113,7 +115,7 @@ class Listener:
         self._make_blockers()
 
     def _lock(self, path: Path) -> None:
-        lock = path.with_name(path.name + ".lock")
+        lock = _beside(path, ".lock")
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
@@ -127,18 +129,19 @@ class Listener:
         except BlockingIOError as error:
             os.close(descriptor)
             raise AddressError(f"another hub already listens on ipc://{path}; end it, or bind another path") from error
-        if not _same_file(lock, descriptor):  # its last holder removed it in between, so the lock has no effect
-            os.close(descriptor)
-            self._lock(path)
-            return
-        self._locks.append((lock, descriptor))
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(lock.stat(), status):
+                self._locks.append((lock, descriptor))
+                return
+        os.close(descriptor)  # its last holder removed it in between, so the lock has no effect
+        self._lock(path)
 
     def shut(self) -> None:
         """Accept no new ipc connections until ``open``: a full socket takes the path, so that clients wait there."""
         for path, (blocker, client) in self._blockers.items():
-            temporary = _full_path(path)
+            temporary = _beside(path, FULL)
             try:
-                os.link(path, _shut_path(path))
+                os.link(path, _beside(path, SHUT))
             except OSError as error:  # somebody has removed the socket, or the file system has no links
                 # Event: The socket at an ipc address could not be replaced by one that lets clients wait.
                 log.warning("socket_swap_failed", path=str(path), why=str(error))
@@ -157,7 +160,7 @@ class Listener:
     def open(self) -> None:
         for path in self._blockers:
             try:
-                os.rename(_shut_path(path), path)
+                os.rename(_beside(path, SHUT), path)
             except OSError as error:
                 log.warning("socket_swap_failed", path=str(path), why=str(error))
         self._make_blockers()
@@ -177,7 +180,7 @@ class Listener:
         self._close_blockers()
         for each in self.proxied:
             each.close()
-        for path in [*self._paths, *map(_shut_path, self._paths)]:
+        for path in [*self._paths, *(_beside(path, SHUT) for path in self._paths)]:
             path.unlink(missing_ok=True)
         for lock, descriptor in self._locks:
             with contextlib.suppress(OSError):
@@ -185,10 +188,6 @@ class Listener:
             os.close(descriptor)
         self._paths.clear()
         self._locks.clear()
-
-
-def _full_path(path: Path) -> Path:
-    return path.with_name(path.name + ".full")
 
 
 def _not_bound(text: str, error: OSError | zmq.ZMQError) -> AddressError:
@@ -215,15 +214,8 @@ def _is_open(path: Path) -> bool:
     return True
 
 
-def _shut_path(path: Path) -> Path:
-    return path.with_name(path.name + ".aside")
-
-
-def _same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 PENDING_MAX = 64  # connections without a ticket so far; the oldest is closed for a new one
@@ -233,9 +225,9 @@ BACKLOG = 64
 class SideSocket:
     """The side sockets of one hub."""
 
-    def __init__(self, poller: Poller, admitted: deque[tuple[bytes, socket.socket]]) -> None:
-        self._poller = poller
-        self._admitted = admitted
+    def __init__(self, poller: Poller, admit: Callable[[bytes, socket.socket], None]) -> None:
+        """Hand the connection of each client to ``admit``, with the ticket that it shows."""
+        self._poller, self._admit = poller, admit
         self._listeners: list[tuple[socket.socket, str]] = []
         self._pending: OrderedDict[int, socket.socket] = OrderedDict()
 
@@ -260,15 +252,9 @@ class SideSocket:
             log.warning("side_socket_missing", path=path, why=str(error))
             return
         self._listeners.append((listener, path))
-        self._poller.register(listener.fileno(), self)
+        self._poller.register(listener.fileno(), partial(self._on_connection, listener))
 
-    def on_ready(self, descriptor: int) -> None:
-        if descriptor in self._pending:
-            self._on_ticket(descriptor)
-        else:
-            self._on_connection(next(each for each, _ in self._listeners if each.fileno() == descriptor))
-
-    def _on_connection(self, listener: socket.socket) -> None:
+    def _on_connection(self, listener: socket.socket, _: int) -> None:
         try:
             connection, _ = listener.accept()
         except OSError:  # the client has gone
@@ -287,7 +273,7 @@ class SideSocket:
             self._drop(next(iter(self._pending)))
         descriptor = connection.fileno()
         self._pending[descriptor] = connection
-        self._poller.register(descriptor, self)
+        self._poller.register(descriptor, self._on_ticket)
 
     def _on_ticket(self, descriptor: int) -> None:
         connection = self._pending[descriptor]
@@ -300,7 +286,7 @@ class SideSocket:
             return
         del self._pending[descriptor]
         self._poller.unregister(descriptor)
-        self._admitted.append((ticket, connection))
+        self._admit(ticket, connection)
 
     def _drop(self, descriptor: int) -> None:
         self._poller.unregister(descriptor)

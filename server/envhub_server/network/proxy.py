@@ -16,8 +16,7 @@ from msgspec import msgpack
 from envhub.process import blocked
 from envhub.protocol.prelude import FRAMES_MAX
 from envhub.transport.address import environment
-from envhub_server.log import Logger
-from envhub_server.loop import Loop
+from envhub_server.log import log
 from envhub_server.network import connections, proxy_page
 from envhub_server.network.proxy_page import EndedHandshake, PageEntry
 from envhub_server.processes.supervisor import Supervisor
@@ -30,8 +29,6 @@ REPORT_BYTES_MAX = 256
 
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.network.proxy_process import main; "
 
-log = Logger("envhub.hub")
-
 
 class ProxyHandle:
     """The proxy of a hub; one that ends is started again, at the same addresses."""
@@ -39,13 +36,12 @@ class ProxyHandle:
     def __init__(
         self,
         children: Supervisor,
-        loop: Loop,
         on_ended_handshake: Callable[[EndedHandshake], None],
         curve: bool,
         bytes_max: int,
     ) -> None:
         """``children`` is told of the process; ``bytes_max``: that a client may have sent and the hub has not read."""
-        self._children, self._loop, self._on_ended_handshake = children, loop, on_ended_handshake
+        self._children, self._loop, self._on_ended_handshake = children, children.loop, on_ended_handshake
         self._options = str(int(curve)), str(FRAMES_SHARE * FRAMES_MAX), str(bytes_max)
         self._listeners: Sequence[socket.socket] = ()
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,7 +81,7 @@ class ProxyHandle:
             if control is not None:
                 control.close()
         self._name, self._words = b"\0" + name.encode() + b"/", words
-        self._loop.poller.register(self._control.fileno(), self)
+        self._loop.poller.register(self._control.fileno(), self.on_ready)
 
     def on_ready(self, descriptor: int) -> None:
         """Hear of the handshakes that have ended; nothing more comes once the process has ended."""

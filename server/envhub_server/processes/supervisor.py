@@ -181,7 +181,7 @@ class Supervisor:
         self._workers: set[WorkerHandle] = set()
         self._unswept: list[int] = []  # pids of workers that ended since the last sweep
         self._sweep_bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        loop.poller.register(self._sweep_bell, self)
+        loop.poller.register(self._sweep_bell, self.on_ready)
         if zygote is not None:
             self._in_use[zygote.key] = ZygoteHandle(self, zygote)
 

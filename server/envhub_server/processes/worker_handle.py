@@ -21,7 +21,7 @@ from envhub.values import codec
 from envhub.values.info_columns import COLUMNS_BYTES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.channel import Channel, ChannelClosed
-from envhub_server.loop import Loop, Source
+from envhub_server.loop import Loop
 from envhub_server.processes.worker_output import OutputStream, WorkerOutput
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -164,7 +164,7 @@ BOUNDS: validation.Bounds = {
 }
 
 
-class ProcessSupervisor(Source, Protocol):
+class ProcessSupervisor(Protocol):
     """The supervisor of workers and zygotes: ``Supervisor``, whose attributes and methods are described there."""
 
     loop: Loop
@@ -174,6 +174,7 @@ class ProcessSupervisor(Source, Protocol):
     message_limits: codec.HeaderLimits
     memory_kills: MemoryKills
 
+    def on_ready(self, descriptor: int) -> None: ...
     def on_born(self, pid: int) -> None: ...
     def on_end(self, worker: WorkerHandle) -> None: ...
 
@@ -211,7 +212,7 @@ class WorkerHandle:
         self._channel = Channel(ours, descriptors_max=0)  # a worker has none to give
         self._channel.received_bytes_max = supervisor.message_bytes_max
         self._channel.received_limits = supervisor.message_limits
-        self._poller.register(ours.fileno(), self)
+        self._poller.register(ours.fileno(), self.on_ready)
 
     def close_far_ends(self) -> None:
         self._far_end.close()
@@ -348,7 +349,7 @@ class WorkerHandle:
             os.waitpid(pid, 0)
             self._end(ExitCause(f"cannot be watched: {error}"))
             return
-        self._poller.register(self._pidfd, self)
+        self._poller.register(self._pidfd, self.on_ready)
         self._supervisor.on_born(pid)
         self._report(WorkerStarted(self._number, pid))
 

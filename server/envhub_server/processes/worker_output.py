@@ -83,8 +83,8 @@ class OutputStream:
         self._end_patience = partial(self._on_room, expired=True)
         self._dropped = 0  # bytes, not logged yet: the stream had no reader, or one that reads nothing
         self._pipes, self._room = select.epoll(), select.epoll()
-        self._poller.register(self._pipes.fileno(), self)
-        self._poller.register(self._room.fileno(), self)
+        self._poller.register(self._pipes.fileno(), self.on_ready)
+        self._poller.register(self._room.fileno(), self.on_ready)
 
     def add(self, pipe: int, tail: bytearray, label: Mapping[str, Any]) -> None:
         """Begin to read this pipe, which must not block; ``tail`` has the last bytes of it from now on."""
@@ -165,7 +165,7 @@ class OutputStream:
         with contextlib.suppress(OSError):
             self._room.unregister(self._writer.descriptor)
         self._end_patience_in(math.inf)
-        self._poller.register(self._pipes.fileno(), self)
+        self._poller.register(self._pipes.fileno(), self.on_ready)
 
     def _log_dropped(self) -> None:
         self._given_up = False

@@ -44,9 +44,9 @@ class ZygoteHandle:
         self._idle_looks = 0
         self._starting_s = 0.0
         self._look_in(LOOK_S)
-        self._poller.register(self.pidfd, supervisor)
+        self._poller.register(self.pidfd, supervisor.on_ready)
         for descriptor in (self._channel.fileno(), self._start_pipe):
-            self._poller.register(descriptor, self)
+            self._poller.register(descriptor, self.on_ready)
         self.send(control.Guard([*guarded]))
 
     @property

@@ -20,8 +20,8 @@ are no more envs than CPUs, there is a process per env, unless their id is that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from envhub.arena.spin import spin_us
 from envhub.protocol import messages
@@ -32,7 +32,7 @@ from envhub.values.leaf import ANYTHING, OBJECT
 from envhub_server.ipc import control
 from envhub_server.ipc.control import FirstBuilt
 from envhub_server.processes.worker_handle import WorkerExited
-from envhub_server.session.launcher import Launcher, Machine
+from envhub_server.session.launcher import Launcher, Machine, WorkerCount
 from envhub_server.session.slots import KilledFor, Late, Process, Slot, Stage
 from envhub_server.session.supervision import exit_failure, unready_failure
 
@@ -45,16 +45,6 @@ CHEAP = frozenset(
 )
 CHEAP_ROWS = 8  # of a worker, from which on one more worker is worth the driver's own CPU
 SHARE = 0.5  # of the available memory, descriptors and processes, for a session without a chosen number of workers
-
-
-@dataclass(frozen=True)
-class WorkerCount:
-    """A number of workers, and the reason for it."""
-
-    workers: int  # the number
-    reason: str  # the reason for the number, for people
-    chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
-    crowded: bool = False  # True if envs share processes only because there is no room for more
 
 
 def chosen_count(num_envs: int, wanted: int, by: str) -> WorkerCount:
@@ -93,9 +83,8 @@ def _cheap_workers(num_envs: int, cpus: int) -> int:
     return max(1, cpus - 1) if workers == cpus and num_envs < CHEAP_ROWS * cpus else workers
 
 
-def count_workers(num_envs: int, first: Iterable[FirstBuilt], machine: Machine, may_share: bool = False) -> WorkerCount:
+def count_workers(num_envs: int, built: Sequence[FirstBuilt], machine: Machine, may_share: bool = False) -> WorkerCount:
     """The number of workers, once the first envs are made, each by one of them."""
-    built = list(first)
     if may_share:
         return WorkerCount(machine.cpus, "one per CPU: shared_process")
     if all(each.cheap for each in built):
@@ -119,18 +108,20 @@ def crowded_text(num_envs: int, workers: int) -> str:
     )
 
 
-class WorkerSizing:
-    """The number of workers of one session."""
+class EnvBuilding:
+    """Makes the envs of one session, by a number of workers. A method returns a ``Failure`` if they cannot be made."""
 
-    def __init__(self, launcher: Launcher, count: WorkerCount | None) -> None:
-        """Size the session for ``count`` workers; if it is None, by the first envs once these are made."""
-        self._make, self._recipe, self._machine = launcher.make, launcher.recipe, launcher.machine
-        self._slots, self._launcher, self._effects = launcher.slots, launcher, launcher.effects
-        self.count = count  # the number and the reason for it; None until it is decided
+    def __init__(self, launcher: Launcher, count: WorkerCount | None, info_bytes: int) -> None:
+        """Make the envs by ``count`` workers; if it is None, the first envs decide once these are made."""
+        self._make, self._recipe, self._slots = launcher.make, launcher.recipe, launcher.slots
+        self._launcher, self._info_bytes, self._effects = launcher, info_bytes, launcher.effects
+        launcher.count = count
         self.worker_spin_us = self.driver_spin_us = 0  # for which each worker, and the driver, spins before it parks
         self._shared_notified = False
-        first = first_workers(self._make.name, self._make.num_envs, self._machine.cpus)
+        first = first_workers(self._make.name, self._make.num_envs, launcher.machine.cpus)
         self._resize(first if count is None else count.workers)
+
+    # --- the number of workers ----------------------------------------------------------------------------------------
 
     def _resize(self, workers: int) -> None:
         workers = max(1, min(workers, self._make.num_envs))
@@ -139,40 +130,29 @@ class WorkerSizing:
         self.worker_spin_us, self.driver_spin_us = self._spin_us(workers), self._spin_us(workers + 1)
 
     def _spin_us(self, processes: int) -> int:
-        machine, wanted_us = self._machine, self._make.spin_us
+        machine, wanted_us = self._launcher.machine, self._make.spin_us
         return spin_us(processes, machine.cpus, machine.quota) if wanted_us is None else wanted_us
 
     def workers_max(self, making: bool) -> int:
         """The number of workers; until the envs are made, the largest possible number."""
-        grows = self.count is None or (making and not self.count.chosen)
-        later = min(self._make.num_envs, self._machine.workers_max) if grows else 0
+        count = self._launcher.count
+        grows = count is None or (making and not count.chosen)
+        later = min(self._make.num_envs, self._launcher.machine.workers_max) if grows else 0
         return max(len(self._slots), later)
 
-    # --- the decision -------------------------------------------------------------------------------------------------
-
-    def decide(self) -> None:
-        first = [slot.process.first for slot in self._slots if slot.process is not None]
-        may_share = bool(self._launcher.rules.hosting.shares_process)
-        made = [each for each in first if each is not None]
-        self._decided(count_workers(self._make.num_envs, made, self._machine, may_share))
-
-    def separate(self, why: str) -> None:
-        self._decided(separate(self._make.num_envs, why))
-
-    def _decided(self, count: WorkerCount) -> None:
-        self.count, self._launcher.decided = count, True
+    def _decide(self, count: WorkerCount) -> None:
+        self._launcher.count = count
         self._resize(count.workers)
 
-    def separable(self, slot: Slot) -> bool:
+    def _separable(self, slot: Slot) -> bool:
         """True if the process of this slot must make more than one env, and no user asked for that."""
-        decided = self.count is None or self.count.chosen or self.count.crowded or self._recipe.settings.vector
-        enough = self._make.num_envs <= max(self._machine.workers_max, self._machine.cpus)
+        count = self._launcher.count
+        decided = count is None or count.chosen or count.crowded or self._recipe.settings.vector
+        enough = self._make.num_envs <= max(self._launcher.machine.workers_max, self._launcher.machine.cpus)
         return not decided and len(slot.rows) > 1 and enough
 
-    # --- what others learn --------------------------------------------------------------------------------------------
-
-    def notify_if_crowded(self) -> None:
-        if self.count is not None and self.count.crowded:
+    def _notify_if_crowded(self) -> None:
+        if self._launcher.count is not None and self._launcher.count.crowded:
             # Event: There is no room for a process per env: envs share processes.
             self._effects.notify("processes_shared", crowded_text(self._make.num_envs, len(self._slots)))
 
@@ -188,45 +168,30 @@ class WorkerSizing:
             # Event: Envs that share a process change what they have in common.
             self._effects.notify("process_state_shared", text)
 
-
-class EnvBuilding:
-    """Makes the envs of one session. A method returns a ``Failure`` if they cannot be made."""
-
-    def __init__(self, launcher: Launcher, sizing: WorkerSizing, info_bytes: int) -> None:
-        self._make, self._recipe, self._slots = launcher.make, launcher.recipe, launcher.slots
-        self._launcher, self._sizing, self._info_bytes = launcher, sizing, info_bytes
-        self._effects = launcher.effects
-
-    def _wait_for_all(self) -> None:
-        for slot in self._slots:
-            slot.waiting = True
-
     # --- envs ---------------------------------------------------------------------------------------------------------
 
     def on_session_made(self, now_s: float) -> None:
-        self._wait_for_all()
-        count = len(self._slots)
-        if self._launcher.has_zygote is None:
-            count = 1  # the others start once it has imported what they are to have
-        self._launcher.start([*self._slots][:count], now_s)
-        self._sizing.notify_if_crowded()
+        # If the first is to say what it has imported, the others start then, to have the same.
+        self._launcher.start(self._slots[:1] if self._launcher.has_zygote is None else self._slots, now_s)
+        self._notify_if_crowded()
 
     def on_first_built(self, process: Process, built: control.FirstBuilt, now_s: float) -> None:
         """Decide on the number of workers, once the first env of each CPU is made, and have the other envs made."""
-        if self._sizing.count is not None:
+        if self._launcher.count is not None:
             return
         process.first, process.built, process.stage = built, 1, Stage.BUILT
         begun = [slot.process for slot in self._slots if slot.process is not None and slot.process.first is not None]
         if len(begun) < len(self._slots):
             return
-        self._sizing.decide()
-        self._wait_for_all()
+        first = [each.first for each in begun if each.first is not None]
+        may_share = bool(self._launcher.rules.hosting.shares_process)
+        self._decide(count_workers(self._make.num_envs, first, self._launcher.machine, may_share))
         for each in begun:
             each.stage = Stage.BUILDING
         self._launcher.start_missing(now_s)
         for each in begun:
             self._effects.tell(each.number, self._launcher.order_rest(self._slots[each.slot_index]))
-        self._sizing.notify_if_crowded()
+        self._notify_if_crowded()
 
     def on_imported(self, process: Process, imported: control.Imported, now_s: float) -> None:
         """Start the other workers, once the first has loaded the code that makes its envs."""
@@ -240,10 +205,9 @@ class EnvBuilding:
     def _separate(self, slot: Slot, now_s: float) -> None:
         why = "not all of its envs are known to share one well"
         begun = [each.process for each in self._slots if each.process is not None]
-        self._sizing.separate(why)
-        self._wait_for_all()
+        self._decide(separate(self._make.num_envs, why))
         for process in begun:
-            process.rebuild = True
+            process.made, process.rebuild = None, True
         # Event: Not all envs of a process are known to share one well: each env gets its own.
         self._effects.warn("envs_separated", {"worker": slot.index, "why": why})
         for process in begun:
@@ -253,12 +217,11 @@ class EnvBuilding:
     def on_built(self, process: Process, built: control.Built, now_s: float) -> Failure | None:
         slot = self._slots[process.slot_index]
         fits = built.may_share_process or self._launcher.rules.hosting.shares_process
-        if self._sizing.separable(slot) and not fits:
+        if self._separable(slot) and not fits:
             self._separate(slot, now_s)
             return None
-        process.made, slot.waiting = built, False
-        process.stage, process.built = Stage.BUILT, len(slot.rows)
-        return self._make_arena() if not self._slots.waiting else None
+        process.made, process.stage, process.built = built, Stage.BUILT, len(slot.rows)
+        return self._make_arena() if len(self._made) == len(self._slots) else None
 
     def _make_arena(self) -> Failure | None:
         launcher, made = self._launcher, self._made
@@ -274,14 +237,13 @@ class EnvBuilding:
             first.observation_spaces[0],
             action_space,
             self._make.observation_mode,
-            self._sizing.worker_spin_us,
+            self.worker_spin_us,
             slow_ms=launcher.rules.slow_ms,
         )
         try:
             layout = launcher.arena.layout()
         except ValueError as error:
             return Failure("limit", "hub", f"these envs have no place in shared memory: {error}")
-        self._wait_for_all()
         self._effects.make_arena(layout, first.has_object_leaves, self._recipe.settings.vector)
         for process in [slot.process for slot in self._slots if slot.process is not None]:
             launcher.map(process)
@@ -296,10 +258,9 @@ class EnvBuilding:
 
     def on_mapped(self, process: Process, now_s: float) -> messages.Made | None:
         """Note that a process has mapped the arena; return the description of the session once all have."""
-        slot = self._slots[process.slot_index]
-        self._launcher.restarts.serves(slot.index, now_s)
-        slot.waiting, process.stage = False, Stage.MAPPED
-        return self._describe() if not self._slots.waiting else None
+        self._launcher.restarts.serves(process.slot_index, now_s)
+        process.stage = Stage.MAPPED
+        return self._describe() if all(slot.stage is Stage.MAPPED for slot in self._slots) else None
 
     def _describe(self) -> messages.Made:
         made, arena = self._made, self._launcher.arena
@@ -318,7 +279,7 @@ class EnvBuilding:
             metadata=first.metadata,
             render_mode=first.render_mode,
             spec=first.spec,
-            sizing="" if self._sizing.count is None else self._sizing.count.reason,
+            sizing="" if self._launcher.count is None else self._launcher.count.reason,
             vector=self._recipe.settings.vector,
             window=max(WINDOW_MIN, min(WINDOW, REPLIES_BYTES_MAX // max(1, batch_bytes))),
         )
@@ -341,7 +302,6 @@ class EnvBuilding:
         if building and (process.rebuild or unshared):
             if unshared:
                 launcher.has_zygote, launcher.rules = False, replace(launcher.rules, shares_imports=False)
-            slot.waiting = True
             launcher.start([slot], now_s)
             return None
         hides = launcher.rules.hide_folders

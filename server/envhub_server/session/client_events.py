@@ -7,19 +7,7 @@ from typing import Any
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import (
-    Call,
-    Close,
-    Collect,
-    Failure,
-    Receive,
-    Reset,
-    Send,
-    SetAttr,
-    SnapshotRequest,
-    Step,
-    Table,
-)
+from envhub.protocol.messages import Failure
 from envhub_server.session.effects import RowBlobs
 from envhub_server.session.requests import WAITING_MAX, refusal
 from envhub_server.session.slots import SAMPLE_S
@@ -44,8 +32,6 @@ DONE = messages.Done()
 
 _TAKEN_OVER = Failure("session_lost", "session", "another client took the session over while its envs were made")
 _LEASE_OVER = Failure("session_lost", "session", "its lease ran out")
-# While a request is pending, the protocol admits only CLOSE; while SEND and RECEIVE wait, also these and TEMPLATES.
-_REQUESTS = (Step, Reset, Call, SetAttr, Send, Receive, Collect, SnapshotRequest, messages.TemplatesRequest)
 
 
 def _ends_session(method: Method) -> Method:
@@ -71,19 +57,18 @@ class ClientEvents(SessionState):
             raise IllegalEvent(f"{type(message).__name__} in phase {self.phase.value}")
         prepared = self.snapshots.restoring
         if prepared is not None and prepared.is_held and getattr(message, "action", "") != "commit":
-            self.snapshots.cancel()
+            self.snapshots.give_up()
         self.requests.pending_reply = True
         handler(self, now_s, message, quiescent)
 
     # --- whole batches ------------------------------------------------------------------------------------------------
 
-    @handles(Step)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
-    def on_step(self, now_s: float, _: Step, quiescent: bool) -> None:
+    @handles(messages.Step, Phase.READY, then=(Phase.MOVING,))
+    def on_step(self, now_s: float, _: messages.Step, quiescent: bool) -> None:
         # Inlined, because every step on the wire lane comes this way: no problem, and the hub drives already.
         # A draining hub closes a session without a pending request.
         infos, deadlines = self.infos, self.deadlines
-        if self.ownership.driver is Driver.CLIENT or self.partial_batches.rows_out:
+        if self.driver is Driver.CLIENT or self.requests.rows_out:
             if problem := self.problem(quiescent):
                 self.fail(problem)
                 return
@@ -96,13 +81,11 @@ class ClientEvents(SessionState):
             self.phase = Phase.MOVING
         self.effects.post_step()
 
-    @handles(Reset)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
-    def on_reset(self, now_s: float, reset: Reset, quiescent: bool) -> None:
+    @handles(messages.Reset, Phase.READY, then=(Phase.MOVING,))
+    def on_reset(self, now_s: float, reset: messages.Reset, quiescent: bool) -> None:
         self._post(now_s, self.requests.reset_problem(reset), quiescent)
 
     def _post(self, now_s: float, problem: Failure | None, quiescent: bool) -> None:
-        """Post the request, unless there is a problem."""
         if problem := problem or self.problem(quiescent):
             self.fail(problem)
             return
@@ -128,16 +111,14 @@ class ClientEvents(SessionState):
             self.answer(DONE, arrays=True)
         else:
             self.fail(self.requests.failure)
-        if self.ownership.takeover_pending:
+        if self.takeover_pending:
             self.advance_takeover(True)
 
     # --- partial batches ----------------------------------------------------------------------------------------------
 
-    @handles(Send)
-    @allowed_in(Phase.READY)
-    def on_send(self, now_s: float, send: Send, quiescent: bool) -> None:
-        """Post a partial batch."""
-        problem = self.problem(quiescent, partial=True) or self.partial_batches.problem(send)
+    @handles(messages.Send, Phase.READY)
+    def on_send(self, now_s: float, send: messages.Send, quiescent: bool) -> None:
+        problem = self.problem(quiescent, partial=True) or self.requests.part_problem(send)
         if problem is None:
             self.begin(Phase.READY, now_s)
             if misfit := self.effects.post_part():
@@ -145,28 +126,29 @@ class ClientEvents(SessionState):
         if problem is not None:
             self.fail(problem)
             return
-        self.partial_batches.rows_out += len(send.rows)
+        self.requests.rows_out += len(send.rows)
         if send.min_envs:
             self._wait_for_part(send.min_envs)
         else:
             self.answer(DONE)
 
-    @handles(Receive)
-    @allowed_in(Phase.READY)
-    def on_receive(self, now_s: float, receive: Receive, quiescent: bool) -> None:
-        if self.partial_batches.rows_out:
+    @handles(messages.Receive, Phase.READY)
+    def on_receive(self, now_s: float, receive: messages.Receive, quiescent: bool) -> None:
+        if self.requests.rows_out:
             self._wait_for_part(receive.min_envs)
         else:
             self.answer(DONE)  # it has crossed the last results
 
     def _wait_for_part(self, min_envs: int) -> None:
         """Have the request wait for results; of too many that wait the oldest is answered without results."""
-        parts = self.partial_batches
-        self.requests.pending_reply = False
-        parts.wait(min_envs)
+        parts = self.requests
+        parts.pending_reply = False
+        parts.min_envs = min_envs  # also for those before it, from now on
+        parts.waiting += 1
+        self.effects.keep_waiting()
         if parts.waiting > WAITING_MAX:
             self.reply_part(self.effects.answer_part)
-        parts.take()
+        parts.take_part()
 
     @allowed_in(*LIVE)
     def on_part_done(
@@ -179,48 +161,50 @@ class ClientEvents(SessionState):
     ) -> None:
         """Answer the oldest request that waits with these done rows, or with one row that ``raised``, and no other."""
         # ``small`` has the encoded infos in the arena, ``large`` the rows whose infos came on the channel.
-        parts = self.partial_batches
+        parts, infos = self.requests, self.infos
         if not parts.waiting:
             return
         if raised is None:
-            self.reply_part(self.effects.answer_part, parts.on_done(rows, small, large), rows)
+            parts.rows_out -= len(rows)
+            sent = [(row, info) for row in large if (info := infos.take(row)) is not None]
+            self.reply_part(self.effects.answer_part, tuple(sorted([*small, *sent])), rows)
         else:
-            self.reply_part(self.effects.fail_part, parts.on_raised(raised))
+            parts.rows_out -= 1
+            text = f"env {self.make.row_offset + raised} failed, and no worker said why"
+            unknown = Failure("internal", "session", text)
+            self.reply_part(self.effects.fail_part, infos.failures.pop(raised, unknown))
         while parts.waiting and not parts.rows_out:
             self.reply_part(self.effects.answer_part)
-        parts.take()
+        parts.take_part()
 
     # --- other requests -----------------------------------------------------------------------------------------------
 
-    @handles(Call)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
-    def on_call(self, now_s: float, call: Call, quiescent: bool) -> None:
+    @handles(messages.Call, Phase.READY, then=(Phase.MOVING,))
+    def on_call(self, now_s: float, call: messages.Call, quiescent: bool) -> None:
         # The name of a class is only compared.
         forbidden = None if call.question == "wrapped" else self.requests.forbidden(call.name)
         self._post(now_s, forbidden or self.requests.rows_problem(call.rows), quiescent)
 
-    @handles(SetAttr)
-    @allowed_in(Phase.READY, then=(Phase.MOVING,))
-    def on_set_attr(self, now_s: float, message: SetAttr, quiescent: bool) -> None:
-        requests = self.requests
-        problem = requests.forbidden(message.name) or requests.assignment_problem(message)
+    @handles(messages.SetAttr, Phase.READY, then=(Phase.MOVING,))
+    def on_set_attr(self, now_s: float, message: messages.SetAttr, quiescent: bool) -> None:
+        count, requests = len(message.rows) or self.make.num_envs, self.requests
+        problem = requests.forbidden(message.name)
+        if problem is None and len(message.values) not in (1, count):
+            problem = refusal(f"set_attr needs 1 or {count} values, got {len(message.values)}")
         self._post(now_s, problem or requests.rows_problem(message.rows), quiescent)
 
-    @handles(Collect)
-    @allowed_in(Phase.READY)
-    def on_collect(self, now_s: float, collect: Collect, quiescent: bool) -> None:
+    @handles(messages.Collect, Phase.READY)
+    def on_collect(self, now_s: float, collect: messages.Collect, quiescent: bool) -> None:
         """Answer with the kept infos or the failure of these rows."""
         self.quiescent = quiescent  # a client that drives asks so why it may not begin a step of a draining hub
         self.answer_rows(self.infos.collect(collect.rows))
 
-    @handles(messages.TemplatesRequest)
-    @allowed_in(Phase.READY)
+    @handles(messages.TemplatesRequest, Phase.READY)
     def on_templates(self, now_s: float, request: messages.TemplatesRequest, quiescent: bool) -> None:
         self.answer(self.infos.templates(request.numbers))
 
-    @handles(SnapshotRequest)
-    @allowed_in(Phase.READY)
-    def on_snapshot(self, now_s: float, wanted: SnapshotRequest, quiescent: bool) -> None:
+    @handles(messages.SnapshotRequest, Phase.READY)
+    def on_snapshot(self, now_s: float, wanted: messages.SnapshotRequest, quiescent: bool) -> None:
         """Drop snapshots, and list those that are left, or begin to take one or to restore rows from one."""
         snapshots = self.snapshots
         snapshots.drop(wanted.drop)
@@ -230,7 +214,7 @@ class ClientEvents(SessionState):
         begin = {"take": snapshots.take, "commit": snapshots.commit}.get(wanted.action, snapshots.restore)
         self.on_snapshot_advanced(self.problem(quiescent) or begin(wanted, now_s))
 
-    def on_snapshot_advanced(self, outcome: Failure | Table | None) -> None:
+    def on_snapshot_advanced(self, outcome: Failure | messages.Table | None) -> None:
         """Answer the request for a snapshot, if it is done; in a session that is over, another one may be pending."""
         if self.phase not in SERVING:
             return
@@ -239,14 +223,13 @@ class ClientEvents(SessionState):
         elif outcome is not None:
             self.answer(outcome)
 
-    @handles(*_REQUESTS)
-    @allowed_in(Phase.BROKEN)
+    # While a request is pending, the protocol admits only CLOSE; while SEND and RECEIVE wait, also those above.
+    @handles(tuple(HANDLERS), Phase.BROKEN)
     def on_broken_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         assert self.requests.failure is not None
         self.fail(self.requests.failure)
 
-    @handles(*_REQUESTS)
-    @allowed_in(Phase.CLOSING)
+    @handles(tuple(HANDLERS), Phase.CLOSING)
     def on_closing_request(self, now_s: float, _: Any, quiescent: bool) -> None:
         draining = self.deadlines.end_by_s != math.inf
         why = self.shutdown if draining else refusal(f"the session is {self.phase.value}")
@@ -257,23 +240,22 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_side_connected(self, now_s: float, quiescent: bool, process: int = 0) -> None:
         """Let the client drive if nothing is pending: this process has connected to the side socket with the ticket."""
-        ownership = self.ownership
-        hub_drives = ownership.lane is LaneName.WIRE and ownership.driver is Driver.HUB
-        if not (hub_drives and not ownership.takeover_pending and self.awaits_request and quiescent):
+        hub_drives = self.lane is LaneName.WIRE and self.driver is Driver.HUB
+        if not (hub_drives and not self.takeover_pending and self.awaits_request and quiescent):
             self.effects.refuse_side()
             return
         self.deadlines.sample_at_s = now_s + SAMPLE_S
-        self.supervision.begin_idle()
-        ownership.lane, ownership.driver, ownership.holder = LaneName.SHARED, Driver.CLIENT, process
+        self.supervision.idle_samples = 0
+        self.lane, self.driver, self.holder = LaneName.SHARED, Driver.CLIENT, process
         self.effects.grant()
         self.effects.give_drive()
 
     @allowed_in(*LIVE)
     def on_side_closed(self, now_s: float, quiescent: bool) -> None:
         """Continue on the wire lane, for the client that takes over if one waits: the other has let go or has ended."""
-        self.ownership.lane, self.ownership.let_go_by_s = LaneName.WIRE, math.inf
+        self.lane, self.let_go_by_s = LaneName.WIRE, math.inf
         self.effects.close_side()
-        if self.ownership.takeover_pending:
+        if self.takeover_pending:
             self.effects.transfer()
         if quiescent:
             self.take_drive()
@@ -282,8 +264,7 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_attached(self, now_s: float, quiescent: bool) -> None:
         """Begin a takeover, which waits until the envs are made; of several clients the last one gets the session."""
-        ownership = self.ownership
-        ownership.takeover_pending = True
+        self.takeover_pending = True
         if self.making:
             self.fail(_TAKEN_OVER)
             self.effects.transfer()
@@ -292,8 +273,8 @@ class ClientEvents(SessionState):
             self.refuse_takeover(self.abandoned or LOST)
         else:
             self.deadlines.plan_sample(now_s)
-            if ownership.lane is LaneName.SHARED:
-                ownership.let_go_by_s = now_s + self.make.faults.restart_wait_s
+            if self.lane is LaneName.SHARED:
+                self.let_go_by_s = now_s + self.make.faults.restart_wait_s
                 self.effects.recall()
             else:
                 self.effects.transfer()
@@ -302,19 +283,19 @@ class ClientEvents(SessionState):
     @allowed_in(*LIVE)
     def on_attach_given_up(self, now_s: float) -> None:
         """Go on for the holder: the client that attaches is gone."""
-        if self.ownership.takeover_pending:
+        if self.takeover_pending:
             self.keep_holder()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    @handles(Close)
+    @handles(messages.Close)
     @_ends_session
-    def on_close(self, now_s: float, close: Close, quiescent: bool) -> None:
+    def on_close(self, now_s: float, close: messages.Close, quiescent: bool) -> None:
         if self.phase is Phase.CLOSING:  # its client waits no longer
             self.close(now_s, close.terminate, "the program waited no longer")
             return
         # Earlier failures and requests are not reported any more.
-        self.requests.failure, self.partial_batches.waiting = None, 0
+        self.requests.failure, self.requests.waiting = None, 0
         self.close(now_s, close.terminate)
 
     @_ends_session
@@ -333,7 +314,7 @@ class ClientEvents(SessionState):
         self.closing.hurry()
         self.quiescent = quiescent
         deadlines.plan_sample(now_s)
-        if self.ownership.lane is LaneName.SHARED:
+        if self.lane is LaneName.SHARED:
             self.effects.wind_up()
 
     @_ends_session

@@ -10,25 +10,11 @@ from typing import Any, Protocol
 
 from envhub.arena.layout import Layout
 from envhub.env_failure import EnvFailure
-from envhub.frozen import Frozen
 from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
 from envhub_server.session.slots import Late, WorkerLoss
 
 RowBlobs = tuple[tuple[int, bytes], ...]  # rows, each with what the reply has for it
-
-
-class ReplayOrder(Frozen):
-    """The order to write a replay file of an env of a slot: its calls up to the failure."""
-
-    slot: int  # its index
-    process: int  # the number of its process
-    row: int | None  # the env's row; None for the env that the process ran when it ended
-    trace: bytes  # what it was asked, if the process sent it; else it is read from the memory of the process
-    failure: EnvFailure  # the failure; its ``replay`` is the name of the file
-    build: control.Build  # the orders that the process was sent
-    mapped: control.MapArena
-    memory_max: int | None = None  # the process's memory limit in bytes; 0 for none
 
 
 class Effects(Protocol):
@@ -81,7 +67,13 @@ class Effects(Protocol):
         """
 
     def kill(self, process: int) -> None: ...
-    def keep_replay(self, order: ReplayOrder) -> None: ...
+    def keep_replay(
+        self, slot: int, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
+    ) -> None:
+        """Write a file of what an env of this slot was asked up to the failure, whose ``replay`` is the file's name.
+
+        Without a row it is the env that the process ran when it ended; without a trace that is read from its memory.
+        """
 
     # --- the arena ----------------------------------------------------------------------------------------------------
 

@@ -116,6 +116,16 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class WorkerCount:
+    """A number of workers, and the reason for it."""
+
+    workers: int  # the number
+    reason: str  # the reason for the number, for people
+    chosen: bool = False  # True if a user or a rule fixed the number, so that later sessions do not adapt it
+    crowded: bool = False  # True if envs share processes only because there is no room for more
+
+
+@dataclass(frozen=True)
 class WorkerRules:
     """Settings of every worker of a session."""
 
@@ -131,7 +141,11 @@ class WorkerRules:
     snapshots_max: int = 256  # processes that are snapshots; 0 forbids them
 
 
-NO_RULES = WorkerRules()
+# Fields of MAKE that a worker gets as they are.
+OF_MAKE = (
+    *("kwargs", "factories", "python", "autoreset_mode", "observation_mode", "runner", "wrappers", "wrapper_kwargs"),
+    *("columns", "row_offset", "snapshots"),
+)
 
 
 def interpreter_of(own: InterpreterKey, program_environment: ProgramEnvironment | None) -> InterpreterKey:
@@ -156,22 +170,15 @@ class Launcher:
     """Starts the processes of a session. The objects that have processes made or replaced read what it was given."""
 
     def __init__(
-        self,
-        make: Make,
-        recipe: Recipe,
-        rules: WorkerRules,
-        machine: Machine,
-        slots: SlotTable,
-        deadlines: Deadlines,
-        restarts: Restarts,
-        effects: Effects,
-        decided: bool,
+        self, make: Make, recipe: Recipe, rules: WorkerRules, machine: Machine, restarts: Restarts, effects: Effects
     ) -> None:
+        # The client's MAKE, and the recipe with the operator's settings.
         self.make, self.recipe, self.machine = make, recipe, machine
-        self.slots, self.deadlines, self.restarts, self.effects = slots, deadlines, restarts, effects
+        self.slots, self.deadlines = SlotTable(make.num_envs, make.faults), Deadlines()
+        self.restarts, self.effects = restarts, effects
         self._spares = 0  # that were started
         self.rules = rules  # the settings of all of its workers
-        self.decided = decided  # True if the number of workers is decided
+        self.count: WorkerCount | None = None  # the number of workers and the reason for it; None until it is decided
         self.arena: control.MapArena | None = None  # the order to map the arena; None until all envs are made
         # True if the session has a zygote, which forks its other processes; None until its first worker decides that.
         has_setup = bool(self._setups or make.worker_setup_code)
@@ -179,28 +186,24 @@ class Launcher:
         shares = rules.shares_imports and several and not rules.hosting.gpus and not has_setup
         self.has_zygote: bool | None = (rules.has_zygote or None) if shares else False
 
-    def start(self, slots: Collection[Slot], now_s: float) -> None:
-        """Start a process for each of these slots, which must have none."""
+    def start(self, slots: Collection[Slot], now_s: float, spare: bool = False) -> None:
+        """Start a process for each of these slots, which must have none; or a spare with envs like theirs."""
         if not slots:
             return
         self.deadlines.plan_sample(now_s)
-        started, shares = [self.slots.begin(slot) for slot in slots], bool(self.has_zygote)
+        started, shares = [self.slots.begin(slot, spare) for slot in slots], bool(self.has_zygote)
         for process in started:
             process.shares_imports = shares
-        self.effects.start_processes(tuple(process.number for process in started), shares_imports=shares)
+        self.effects.start_processes(tuple(process.number for process in started), spare, shares)
         for process in started:
-            self.effects.tell(process.number, self.order(self.slots[process.slot_index]))
+            order = self.order(self.slots[process.slot_index])
+            if spare:
+                self._spares += 1
+                order = replace(order, incarnation=SPARE_INCARNATION + self._spares)
+            self.effects.tell(process.number, order)
 
     def start_missing(self, now_s: float) -> None:
         self.start([slot for slot in self.slots if slot.process is None], now_s)
-
-    def start_spare(self, slot: Slot, now_s: float) -> None:
-        self.deadlines.plan_sample(now_s)
-        process = self.slots.begin(slot, spare=True)
-        self._spares += 1
-        order = replace(self.order(slot), incarnation=SPARE_INCARNATION + self._spares)
-        self.effects.start_processes((process.number,), True, bool(self.has_zygote))
-        self.effects.tell(process.number, order)
 
     def start_restored(
         self, slot: Slot, serial: int, name: str, requests: bytes | None, now_s: float, spare: bool
@@ -224,25 +227,16 @@ class Launcher:
     def order(self, slot: Slot) -> control.Build:
         """The order to make the envs of this slot; only the first env if the number of workers is not decided."""
         make, recipe, rules = self.make, self.recipe, self.rules
-        workers = len(self.slots) if self.decided else 1
+        workers = 1 if self.count is None else len(self.slots)
         return control.Build(
             worker=slot.index,
             rows=list(slot.rows),
             name=recipe.name,
-            kwargs=make.kwargs,
             kwargs_each=self._kwargs_each(slot),
-            factories=make.factories,
-            python=make.python,
             entry=recipe.entry,
             modules=list(recipe.modules),
-            autoreset_mode=make.autoreset_mode,
-            observation_mode=make.observation_mode,
-            runner=make.runner,
-            wrappers=make.wrappers,
-            wrapper_kwargs=make.wrapper_kwargs,
             allow_pickle=make.program_environment is not None and not recipe.settings.python,
-            columns=make.columns,
-            first_only=not self.decided,
+            first_only=self.count is None,
             says_imported=self.has_zygote is None,
             cpu=self._cpu(slot),
             on_exception=make.faults.on_exception,
@@ -256,9 +250,8 @@ class Launcher:
             setups=self._setups,
             setup=make.worker_setup_code,
             info_bytes_max=rules.info_bytes_max,
-            row_offset=make.row_offset,
             incarnation=self.restarts.count(slot.index) + slot.recycled,
-            snapshots=make.snapshots,
+            **{name: getattr(make, name) for name in OF_MAKE},
             **_program_environment(make.program_environment, recipe),
         )
 
@@ -288,8 +281,8 @@ class Launcher:
             **mesa,
             "ENVHUB_SESSION": self.rules.session,
             "ENVHUB_WORKER_INDEX": str(slot.index),
-            "ENVHUB_NUM_WORKERS": str(len(self.slots)) if self.decided else "",
-            "ENVHUB_ENV_INDICES": indices if self.decided else "",
+            "ENVHUB_NUM_WORKERS": "" if self.count is None else str(len(self.slots)),
+            "ENVHUB_ENV_INDICES": "" if self.count is None else indices,
         }
         if gpus := self.rules.hosting.gpus:
             environment.update(dict.fromkeys(DEVICE_VARIABLES, str(gpus[slot.index % len(gpus)])))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from envhub.env_failure import EnvFailure
 from envhub.protocol.messages import Failure
@@ -58,7 +57,9 @@ class SessionMachine(ClientEvents):
         if slot is None and kind not in WITHOUT_SLOT:
             return
         if slot is not None and not sent.current and slot.loss is None:
-            self.requests.report_stale(slot, sent.message)  # a message about an abandoned step
+            fields = {"worker": slot.index, "message": kind.__name__, "of": sent.message.number}
+            # Event: A worker answered a request that has ended; it is ignored.
+            self.effects.warn("stale_answer_dropped", fields)
         elif process.rebuild:
             pass  # the process is about to be killed, and its envs are made again
         elif kind not in HANDLERS and self.phase not in OVER:
@@ -76,24 +77,20 @@ class SessionMachine(ClientEvents):
             self.deadlines.memory_at_s = now_s + MEMORY_S
         self.building.on_session_made(now_s)
 
-    @handles(control.Building)
-    @allowed_in(Phase.BUILDING, *SERVING)
+    @handles(control.Building, Phase.BUILDING, *SERVING)
     def on_building(self, now_s: float, process: Process, building: control.Building) -> None:
         process.built, process.importing = building.built, building.importing
 
-    @handles(control.Imported)
-    @allowed_in(Phase.BUILDING)
+    @handles(control.Imported, Phase.BUILDING)
     def on_imported(self, now_s: float, process: Process, imported: control.Imported) -> None:
         self.building.on_imported(process, imported, now_s)
 
-    @handles(control.FirstBuilt)
-    @allowed_in(Phase.BUILDING)
+    @handles(control.FirstBuilt, Phase.BUILDING)
     def on_first_built(self, now_s: float, process: Process, built: control.FirstBuilt) -> None:
         self.building.on_first_built(process, built, now_s)
 
-    @handles(control.Built)
-    @allowed_in(Phase.BUILDING, then=(Phase.MAPPING, Phase.CLOSING))
-    @allowed_in(*SERVING)
+    @handles(control.Built, Phase.BUILDING, then=(Phase.MAPPING, Phase.CLOSING))
+    @handles(control.Built, *SERVING)
     def on_built(self, now_s: float, process: Process, built: control.Built) -> None:
         """Make the arena, once all envs are made; later hand the arena to the process, or keep it as a spare."""
         if self.making:
@@ -108,9 +105,8 @@ class SessionMachine(ClientEvents):
         if self.making:
             self.abandon(Failure("limit", "hub", reason), now_s)
 
-    @handles(control.Mapped)
-    @allowed_in(Phase.MAPPING, then=(Phase.READY,))
-    @allowed_in(*SERVING)
+    @handles(control.Mapped, Phase.MAPPING, then=(Phase.READY,))
+    @handles(control.Mapped, *SERVING)
     def on_mapped(self, now_s: float, process: Process, _: control.Mapped) -> None:
         """Have a process that has mapped the arena serve; the first ones once all have mapped it."""
         if process.is_restored and self.slots.of(process) is None:
@@ -170,7 +166,7 @@ class SessionMachine(ClientEvents):
             self.on_snapshot_advanced(self.snapshots.on_worker_lost(slot.rows[0]))
         self.closing.on_ended(process, f"the process {exited.cause.how}")
         if self.phase is Phase.CLOSING:
-            if not self.slots.alive:
+            if not self.slots.processes:
                 self.end()
         elif self.phase is Phase.BROKEN:
             self.closing.tell()
@@ -179,7 +175,10 @@ class SessionMachine(ClientEvents):
             self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, why_not))
         elif slot is None:
             self.closing.tell()
-            self.replacement.on_spare_exited(was_leaving, now_s)
+            if was_leaving:
+                self.replacement.recycle(now_s)
+            else:
+                self.replacement.spares.on_exited(now_s)
         elif slot.successor is not None:
             self.on_snapshot_advanced(self.snapshots.on_left(slot, now_s))
         elif self.making:
@@ -195,13 +194,13 @@ class SessionMachine(ClientEvents):
         if self.phase in SERVING:
             self.replacement.order_restart(self.slots.of_row(row), text, now_s)
 
-    @handles(control.EpisodesDone)
-    @allowed_in(*SERVING)
+    @handles(control.EpisodesDone, *SERVING)
     def on_episodes_done(self, now_s: float, process: Process, done: control.EpisodesDone) -> None:
-        self.replacement.recycling.on_episodes_done(self.slots[process.slot_index], now_s)
+        slot = self.slots[process.slot_index]
+        slot.needs_recycling = slot.serving is not None
+        self.replacement.recycle(now_s)
 
-    @handles(control.HandedOver)
-    @allowed_in(*SERVING)
+    @handles(control.HandedOver, *SERVING)
     def on_handed_over(self, now_s: float, process: Process, left: control.HandedOver) -> None:
         slot = self.slots[process.slot_index]
         if slot.successor is not None:
@@ -210,13 +209,11 @@ class SessionMachine(ClientEvents):
             self.on_snapshot_advanced(self.snapshots.on_worker_lost(slot.rows[0]))
             self.replacement.on_handed_over(slot, now_s)
 
-    @handles(control.SnapshotTaken)
-    @allowed_in(*SERVING)
+    @handles(control.SnapshotTaken, *SERVING)
     def on_snapshot_taken(self, now_s: float, process: Process, taken: control.SnapshotTaken) -> None:
         self.on_snapshot_advanced(self.snapshots.on_taken(self.slots[process.slot_index].rows[0], taken))
 
-    @handles(control.NotRepeated)
-    @allowed_in(*SERVING)
+    @handles(control.NotRepeated, *SERVING)
     def on_not_repeated(self, now_s: float, process: Process, sent: control.NotRepeated) -> None:
         if self.slots.of(process) is None:
             self.on_snapshot_advanced(self.snapshots.on_restored_ended(process, sent.why))
@@ -231,12 +228,13 @@ class SessionMachine(ClientEvents):
     @allowed_in(*LIVE)
     def on_rows_waiting(self, now_s: float, slot: int) -> None:
         """Note that steps were posted to a slot whose process has ended; its rows wait for the next one."""
-        self.replacement.on_rows_waiting(self.slots[slot], now_s)
+        left = self.slots[slot]
+        if left.loss is not None:
+            left.finish_at_s = min(left.finish_at_s, now_s + self.make.faults.restart_wait_s)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    @handles(control.RowInfo)
-    @allowed_in(*SERVING)
+    @handles(control.RowInfo, *SERVING)
     def on_row_info(self, now_s: float, process: Process, sent: control.RowInfo) -> None:
         if sent.row in self.slots[process.slot_index].rows:
             self.infos.add(sent.row, sent.info, sent.number)
@@ -246,19 +244,16 @@ class SessionMachine(ClientEvents):
         """Keep a large info of a row of an ended worker that the hub completed."""
         self.infos.add(row, info)
 
-    @handles(control.InfoTemplate)
-    @allowed_in(*SERVING)
+    @handles(control.InfoTemplate, *SERVING)
     def on_template(self, now_s: float, process: Process, template: control.InfoTemplate) -> None:
         self.infos.on_template(self.slots[process.slot_index], template)
 
-    @handles(control.SetAttrRows)
-    @allowed_in(*SERVING)
+    @handles(control.SetAttrRows, *SERVING)
     def on_attribute_set(self, now_s: float, process: Process, message: control.SetAttrRows) -> None:
         self.requests.on_attribute_set(self.slots[process.slot_index], message)
 
-    @handles(control.RowFailed)
-    @allowed_in(*MAKING, then=(Phase.CLOSING,))
-    @allowed_in(*SERVING, Phase.CLOSING)
+    @handles(control.RowFailed, *MAKING, then=(Phase.CLOSING,))
+    @handles(control.RowFailed, *SERVING, Phase.CLOSING)
     def on_row_failed(self, now_s: float, process: Process, failed: control.RowFailed) -> None:
         slot = self.slots[process.slot_index]
         if self.making:
@@ -289,26 +284,18 @@ class SessionMachine(ClientEvents):
         else:
             self.requests.record_failure(failure)
 
-    @handles(control.Faulted)
-    @allowed_in(*SERVING, then=(Phase.BROKEN,))
+    @handles(control.Faulted, *SERVING, then=(Phase.BROKEN,))
     def on_faulted(self, now_s: float, process: Process, fault: control.Faulted) -> None:
         if broken := self.replacement.on_faulted(self.slots[process.slot_index], fault, now_s):
             self.break_down(broken)
 
-    @handles(control.SharedChanged)
-    @allowed_in(*LIVE)
+    @handles(control.SharedChanged, *LIVE)
     def on_shared_changed(self, now_s: float, process: Process, changed: control.SharedChanged) -> None:
-        self.sizing.on_shared_changed(changed)
+        self.building.on_shared_changed(changed)
 
-    @handles(control.Closing)
-    @allowed_in(*LIVE)
+    @handles(control.Closing, *LIVE)
     def on_closing(self, now_s: float, process: Process, sent: control.Closing) -> None:
         self.closing.on_closing(process, sent, now_s)
-
-    @handles(control.Suspicious)
-    @allowed_in(*LIVE)
-    def on_suspicious(self, now_s: float, process: Process, _: Any) -> None:
-        """Do nothing: what an env should not do was logged."""
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -326,28 +313,28 @@ class SessionMachine(ClientEvents):
         if self.phase in (Phase.BROKEN, Phase.CLOSING):
             self._end_late(progress, now_s)
             return
-        ownership, replacement = self.ownership, self.replacement
+        replacement = self.replacement
         self.supervision.on_sampled(progress, now_s)
         replacement.finish_steps(now_s)
-        idle = ownership.driver is Driver.CLIENT and quiescent and not ownership.takeover_pending
+        idle = self.driver is Driver.CLIENT and quiescent and not self.takeover_pending
         self.supervision.plan_next_sample(self.samples, idle, now_s)
         self.supervision.on_measured(memory, now_s)
         self.quiescent = quiescent
-        if ownership.lane is LaneName.WIRE and quiescent:
+        if self.lane is LaneName.WIRE and quiescent:
             self.take_drive()
         self.advance_takeover(quiescent)
-        if ownership.takeover_pending and now_s >= ownership.let_go_by_s:
+        if self.takeover_pending and now_s >= self.let_go_by_s:
             self.keep_holder()
         self.closing.on_elapsed(progress, now_s)
         self.on_snapshot_advanced(self.snapshots.on_elapsed(now_s))
         if self.make.faults.on_crash == "restore":
             for slot in replacement.to_restart(now_s):
                 self.snapshots.restart(slot, now_s)
-        replacement.restart(now_s)
+        self.launcher.start(replacement.to_restart(now_s), now_s)
         if now_s >= self.deadlines.spares_at_s:
             replacement.spares.fill(now_s)
-        replacement.recycling.on_measured(memory, now_s)
-        replacement.recycling.recycle(now_s)
+        replacement.on_measured(memory, now_s)
+        replacement.recycle(now_s)
 
     def _end_late(self, progress: Sequence[Progress | None], now_s: float) -> None:
         """Kill processes that do not close in time; once all are killed, CLOSE is answered, though one may not end."""

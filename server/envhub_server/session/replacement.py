@@ -11,7 +11,6 @@ from envhub.protocol.messages import Failure
 from envhub_server.ipc import control
 from envhub_server.ipc.replay_file import name_of_raised
 from envhub_server.processes.worker_handle import WorkerExited
-from envhub_server.session.effects import ReplayOrder
 from envhub_server.session.launcher import Launcher
 from envhub_server.session.requests import Requests
 from envhub_server.session.slots import KilledFor, Ordered, Process, Slot, Stage, WorkerLoss
@@ -21,7 +20,6 @@ from envhub_server.session.supervision import (
     exhausted_failure,
     exit_failure,
     recycling_loss,
-    worker_loss,
 )
 
 SPARE_RETRY_S = 1.0  # delay before an ended spare is replaced; it doubles with each consecutive end
@@ -53,7 +51,7 @@ class Spares:
             return
         self._deadlines.spares_at_s = math.inf
         while self.unused < self.wanted:
-            self._launcher.start_spare(self._next_slot(), now_s)
+            self._launcher.start([self._next_slot()], now_s, spare=True)
 
     def on_exited(self, now_s: float) -> None:
         retry_s = min(SPARE_RETRY_MAX_S, SPARE_RETRY_S * 2.0 ** min(self.failed, 64))
@@ -76,7 +74,7 @@ class Spares:
         Within a group it is the first slot, because no slot of the group has more rows.
         """
         groups = [self._group_of(spare) for spare in self._slots.spares.values()]
-        first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed([*self._slots])}
+        first: dict[tuple[int, int], Slot] = {self._group(slot): slot for slot in reversed(self._slots)}
         count = self._restarts.count
         return min(first.values(), key=lambda s: (groups.count(self._group(s)), -count(s.index), s.index))
 
@@ -96,66 +94,19 @@ def _leaves(slot: Slot) -> bool:
     return slot.told_to_leave and slot.serving is not None
 
 
-class Recycling:
-    """The planned end of processes that are old or large, or have run many episodes.
+class Replacement:
+    """Has another process serve a slot. A method returns a ``Failure`` if the session has broken.
 
-    A spare is made first. Then the process is told to leave its rows, and its slot gets the spare as if the process had
-    ended. A process of one env leaves between two episodes. One of several envs, or with SAME_STEP, leaves at once, and
-    its envs that are in an episode are truncated.
+    It also recycles processes that are old or large, or have run many episodes. A spare is made first. Then the process
+    is told to leave its rows, and its slot gets the spare as if the process had ended. A process of one env leaves
+    between two episodes. One of several envs, or with SAME_STEP, leaves at once, and its envs that are in an episode
+    are truncated.
     """
 
-    def __init__(self, launcher: Launcher, spares: Spares) -> None:
-        self._launcher, self._slots, self._spares = launcher, launcher.slots, spares
-
-    def next_age_s(self) -> float:
-        age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
-        serving = (slot for slot in self._slots if slot.serving is not None and not slot.needs_recycling)
-        return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
-
-    def on_episodes_done(self, slot: Slot, now_s: float) -> None:
-        slot.needs_recycling = slot.serving is not None
-        self.recycle(now_s)
-
-    def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
-        recycle = self._launcher.rules.hosting.recycle
-        for slot in self._slots:
-            if slot.serving is None:
-                continue
-            nbytes = memory.get(slot.serving.number, 0)
-            is_old = recycle.age_s and now_s >= slot.serves_since_s + recycle.age_s
-            if is_old or (recycle.memory_bytes and nbytes > recycle.memory_bytes):
-                slot.needs_recycling = True
-
-    def recycle(self, now_s: float) -> None:
-        """Have processes leave for which spares are ready, the oldest first, and have one more spare made."""
-        # A slot waits while its last process still closes its envs, so that it never has more than two processes.
-        if self._launcher.deadlines.waits_for_spares(now_s):
-            return
-        spares = self._slots.spares.values()
-        closing = {spare.slot_index for spare in spares if spare.stage is Stage.LEAVING}
-        old = [slot for slot in self._slots if slot.needs_recycling and slot.serving and slot.index not in closing]
-        for slot in sorted(old, key=lambda each: each.serves_since_s):
-            assert slot.process is not None
-            if slot.told_to_leave:
-                continue
-            if self._spares.free_for(slot):
-                slot.told_to_leave = True
-                cut = self._launcher.make.autoreset_mode == "SameStep" or len(slot.rows) > 1
-                self._launcher.effects.tell(slot.process.number, control.Leave(cut))
-                self._spares.fill(now_s)
-            elif not any(spare.stage is Stage.BUILDING for spare in spares):
-                self._launcher.start_spare(slot, now_s)
-
-
-class Replacement:
-    """Has another process serve a slot. A method returns a ``Failure`` if the session has broken."""
-
-    def __init__(
-        self, launcher: Launcher, requests: Requests, spares: Spares, recycling: Recycling, closing: EnvClosing
-    ) -> None:
+    def __init__(self, launcher: Launcher, requests: Requests, closing: EnvClosing) -> None:
         self._make, self._slots, self._launcher = launcher.make, launcher.slots, launcher
         self._restarts, self._effects, self._requests = launcher.restarts, launcher.effects, requests
-        self.spares, self.recycling, self._closing = spares, recycling, closing
+        self.spares, self._closing = Spares(launcher), closing
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -180,11 +131,13 @@ class Replacement:
             failure = replace(failure, replay=f"{rules.replays}-worker{slot.index}-{count}")
         env_failure = env_failure_of(failure, exited.cause, why, count - 1)
         if env_failure.replay:
-            self._keep_replay(slot, number, env_failure)
+            self._effects.keep_replay(slot.index, number, env_failure)
         if delay_s is None:
             return exhausted_failure(failure, self._restarts.count_text(slot.index))
         slot.restart_at_s = now_s + delay_s
-        slot.loss = worker_loss(failure, env_failure, self._make.faults)
+        faults = self._make.faults
+        policy = faults.on_timeout if failure.code == "env_timeout" else faults.on_crash
+        slot.loss = WorkerLoss(failure, policy == "raise", failure_info(env_failure))
         self._effects.take_rows(slot.index, number, slot.loss)
         return None
 
@@ -206,21 +159,8 @@ class Replacement:
         if not (trace and prefix and row in slot.rows and slot.process is not None):
             return ""
         named = replace(failure, replay=name_of_raised(prefix, row or 0, request))
-        self._keep_replay(slot, slot.process.number, named, row, trace)
+        self._effects.keep_replay(slot.index, slot.process.number, named, row, trace)
         return named.replay
-
-    def _keep_replay(
-        self, slot: Slot, process: int, failure: EnvFailure, row: int | None = None, trace: bytes = b""
-    ) -> None:
-        launcher = self._launcher
-        assert launcher.arena is not None
-        order, memory_max = launcher.order(slot), launcher.rules.hosting.memory_max
-        kept = ReplayOrder(slot.index, process, row, trace, failure, order, launcher.arena, memory_max)
-        self._effects.keep_replay(kept)
-
-    def on_rows_waiting(self, slot: Slot, now_s: float) -> None:
-        if slot.loss is not None:
-            slot.finish_at_s = min(slot.finish_at_s, now_s + self._make.faults.restart_wait_s)
 
     def finish_steps(self, now_s: float) -> None:
         for slot in self._slots:
@@ -242,9 +182,6 @@ class Replacement:
         """The slots whose next process is to be started now."""
         return [slot for slot in self._slots if now_s >= slot.restart_at_s]
 
-    def restart(self, now_s: float) -> None:
-        self._launcher.start(self.to_restart(now_s), now_s)
-
     # --- the next process ---------------------------------------------------------------------------------------------
 
     def on_built(self, process: Process, now_s: float) -> None:
@@ -258,7 +195,7 @@ class Replacement:
             return
         self.spares.failed = 0
         self.replace_lost(now_s)
-        self.recycling.recycle(now_s)
+        self.recycle(now_s)
 
     def on_mapped(self, process: Process, now_s: float) -> None:
         slot = self._slots.of(process)
@@ -274,12 +211,9 @@ class Replacement:
         process.detector.rest()
         slot.loss, slot.boot_failure, slot.finish_at_s = None, None, math.inf
         slot.serves_since_s, slot.needs_recycling, slot.told_to_leave = now_s, False, False
-        replaced = self._restarts.count(slot.index) + slot.recycled
+        replaced = 0 if process.is_restored else self._restarts.count(slot.index) + slot.recycled
         failure, info = (loss.failure if loss.raises else None, loss.info) if loss is not None else (None, b"")
-        if process.is_restored:
-            self._effects.hand_over(slot.index, process.number, control.Serve([], failure, info), 0)
-            return
-        for message in self._requests.attributes.again(slot.rows):
+        for message in () if process.is_restored else self._requests.attributes.again(slot.rows):
             self._effects.tell(process.number, message)
         self._effects.hand_over(slot.index, process.number, control.Serve([], failure, info), replaced)
 
@@ -315,10 +249,41 @@ class Replacement:
         self.replace_lost(now_s)
         if slot.process is None:  # the spare has ended meanwhile
             self._launcher.start([slot], now_s)
-        self.recycling.recycle(now_s)
+        self.recycle(now_s)
 
-    def on_spare_exited(self, was_leaving: bool, now_s: float) -> None:
-        if was_leaving:
-            self.recycling.recycle(now_s)
-        else:
-            self.spares.on_exited(now_s)
+    # --- recycling ----------------------------------------------------------------------------------------------------
+
+    def next_age_s(self) -> float:
+        age_s = self._launcher.rules.hosting.recycle.age_s or math.inf
+        serving = (slot for slot in self._slots if slot.serving is not None and not slot.needs_recycling)
+        return min((slot.serves_since_s + age_s for slot in serving), default=math.inf)
+
+    def on_measured(self, memory: Mapping[int, int], now_s: float) -> None:
+        recycle = self._launcher.rules.hosting.recycle
+        for slot in self._slots:
+            if slot.serving is None:
+                continue
+            nbytes = memory.get(slot.serving.number, 0)
+            is_old = recycle.age_s and now_s >= slot.serves_since_s + recycle.age_s
+            if is_old or (recycle.memory_bytes and nbytes > recycle.memory_bytes):
+                slot.needs_recycling = True
+
+    def recycle(self, now_s: float) -> None:
+        """Have processes leave for which spares are ready, the oldest first, and have one more spare made."""
+        # A slot waits while its last process still closes its envs, so that it never has more than two processes.
+        if self._launcher.deadlines.waits_for_spares(now_s):
+            return
+        spares = self._slots.spares.values()
+        closing = {spare.slot_index for spare in spares if spare.stage is Stage.LEAVING}
+        old = [slot for slot in self._slots if slot.needs_recycling and slot.serving and slot.index not in closing]
+        for slot in sorted(old, key=lambda each: each.serves_since_s):
+            assert slot.process is not None
+            if slot.told_to_leave:
+                continue
+            if self.spares.free_for(slot):
+                slot.told_to_leave = True
+                cut = self._launcher.make.autoreset_mode == "SameStep" or len(slot.rows) > 1
+                self._launcher.effects.tell(slot.process.number, control.Leave(cut))
+                self.spares.fill(now_s)
+            elif not any(spare.stage is Stage.BUILDING for spare in spares):
+                self._launcher.start([slot], now_s, spare=True)

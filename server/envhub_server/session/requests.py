@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from envhub.arena.layout import are_whole_workers, whole_workers_text
-from envhub.protocol.messages import Failure, Make, Reset, Send, SetAttr, Templates
+from envhub.protocol.messages import Failure, Reset, Send, Templates
 from envhub.values.info_columns import EXAMPLE_BYTES_MAX, TEMPLATES_MAX
 from envhub_server.ipc import control
 from envhub_server.ipc.control import SetAttributes
-from envhub_server.session.effects import Effects, RowBlobs
+from envhub_server.session.effects import RowBlobs
+from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import Slot, SlotTable
 
+WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
 KEPT_TEMPLATES_MAX = 2 * TEMPLATES_MAX  # of a slot: those of its process, and as many of former processes
 
 
@@ -21,23 +22,25 @@ def refusal(text: str) -> Failure:
 
 
 class Requests:
-    """The requests of one session, one at a time, and what the next process of a slot is told again."""
+    """The requests of one session, one at a time, and what the next process of a slot is told again.
 
-    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, effects: Effects) -> None:
-        self._make, self._is_vector, self._slots, self._effects = make, is_vector, slots, effects
+    SENDs and RECEIVEs may also wait for the results of rows of partial batches; they are answered in their order.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._make, self._slots, self._effects = launcher.make, launcher.slots, launcher.effects
+        self._is_vector = launcher.recipe.settings.vector
         self.pending_reply = True  # True if a request waits for its answer; the first request is MAKE
         self.failure: Failure | None = None  # the failure of the pending request, or of the session
         self.attributes = SetAttributes()  # the attributes that were set on the envs
+        self.rows_out = 0  # how many rows of partial batches were posted and not received
+        self.waiting = 0  # how many requests wait for some of them
+        self.min_envs = 0  # how many rows the next reply is to have, by the last of these requests
 
     def record_failure(self, failure: Failure) -> None:
         """Note a failure of the request; the failure of the first env is reported."""
         if self.failure is None or (failure.env_index or 0) < (self.failure.env_index or 0):
             self.failure = failure
-
-    def report_stale(self, slot: Slot, message: Any) -> None:
-        fields = {"worker": slot.index, "message": type(message).__name__, "of": message.number}
-        # Event: A worker answered a request that has ended; it is ignored.
-        self._effects.warn("stale_answer_dropped", fields)
 
     def forbidden(self, name: str) -> Failure | None:
         """The refusal of a name that network clients may not use, such as ``__setstate__``, which may import."""
@@ -45,8 +48,6 @@ class Requests:
             return None
         text = f"{name!r} begins with an underscore: only the program of a private hub (hub=None) may use such a name"
         return Failure("not_permitted", "request", text)
-
-    # --- resets -------------------------------------------------------------------------------------------------------
 
     def reset_problem(self, reset: Reset) -> Failure | None:
         num_envs, each = self._make.num_envs, reset.options_each
@@ -59,19 +60,22 @@ class Requests:
             return refusal("a vector env takes options for all of its envs, and not for each")
         return None
 
-    # --- calls --------------------------------------------------------------------------------------------------------
-
     def rows_problem(self, rows: Sequence[int]) -> Failure | None:
         """The reason why these rows cannot be called; None if they can. An empty list means all rows."""
         if rows and (list(rows) != sorted(set(rows)) or rows[-1] >= self._make.num_envs):
             return refusal(f"the rows of a call must ascend, and be less than {self._make.num_envs}")
         return None
 
-    def assignment_problem(self, message: SetAttr) -> Failure | None:
-        count = len(message.rows) or self._make.num_envs
-        if len(message.values) not in (1, count):
-            return refusal(f"set_attr needs 1 or {count} values, got {len(message.values)}")
+    def part_problem(self, send: Send) -> Failure | None:
+        sizes = self._make.num_envs, len(self._slots)
+        if self._is_vector and not are_whole_workers(send.rows, *sizes):
+            return refusal(whole_workers_text(*sizes))
         return None
+
+    def take_part(self) -> None:
+        """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
+        if self.waiting:
+            self._effects.take_part(min(self.min_envs, self.rows_out))
 
     def on_attribute_set(self, slot: Slot, message: control.SetAttrRows) -> None:
         """Keep the values for the next envs of these rows."""
@@ -107,7 +111,6 @@ class RowInfos:
         return self.large.pop(row, None)
 
     def record_failure(self, failure: Failure, rows: Collection[int]) -> None:
-        """Keep the failure of one of these rows."""
         if failure.env_index is not None and failure.env_index in rows:
             self.failures[failure.env_index] = failure
             self.take(failure.env_index)
@@ -134,46 +137,3 @@ class RowInfos:
             number: slot.templates[number] for number in numbers for slot in self._slots if number in slot.templates
         }
         return Templates([*examples], [*examples.values()])
-
-
-WAITING_MAX = 2  # SENDs and RECEIVEs of a session, of which one is answered while the next one's rows step
-
-
-class PartialBatches:
-    """The rows of partial batches, and the requests that wait for their results, which are answered in their order."""
-
-    def __init__(self, make: Make, is_vector: bool, slots: SlotTable, infos: RowInfos, effects: Effects) -> None:
-        self._make, self._is_vector, self._slots, self._infos, self._effects = make, is_vector, slots, infos, effects
-        self.rows_out = 0  # how many rows were posted and not received
-        self.waiting = 0  # how many requests wait
-        self._min_envs = 0  # how many rows the next reply is to have, by the last of them
-
-    def problem(self, send: Send) -> Failure | None:
-        sizes = self._make.num_envs, len(self._slots)
-        if self._is_vector and not are_whole_workers(send.rows, *sizes):
-            return refusal(whole_workers_text(*sizes))
-        return None
-
-    def wait(self, min_envs: int) -> None:
-        """Have the request that is handled wait for these results, and those before it for as many from now on."""
-        self.waiting += 1
-        self._min_envs = min_envs
-        self._effects.keep_waiting()
-
-    def take(self) -> None:
-        """Take the results for the oldest that waits, once there are as many as it wants, or of all rows."""
-        if self.waiting:
-            self._effects.take_part(min(self._min_envs, self.rows_out))
-
-    def on_raised(self, row: int) -> Failure:
-        """The answer for a row that raised."""
-        self.rows_out -= 1
-        number = self._make.row_offset + row
-        unknown = Failure("internal", "session", f"env {number} failed, and no worker said why")
-        return self._infos.failures.pop(row, unknown)
-
-    def on_done(self, rows: Collection[int], small: RowBlobs, large: Iterable[int]) -> RowBlobs:
-        """The infos of these done rows: those in the arena, and those that came on the channel."""
-        self.rows_out -= len(rows)
-        sent = [(row, info) for row in large if (info := self._infos.take(row)) is not None]
-        return tuple(sorted([*small, *sent]))

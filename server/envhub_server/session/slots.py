@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from envhub.arena.memory import FIRST_CALL
@@ -163,7 +162,6 @@ class Slot:
     loss: WorkerLoss | None = None
     restart_at_s: float = math.inf  # the time at which its next process is started
     boot_failure: Failure | None = None  # the reason why its last process could not make the envs
-    waiting: bool = False  # True while the session is made, if its process has not built its envs, or mapped the arena
     finish_at_s: float = math.inf  # the time until which steps wait for its next process
     serves_since_s: float = math.inf  # the time at which its process began to serve
     recycled: int = 0  # the number of its processes that were recycled
@@ -183,37 +181,23 @@ class Slot:
         return process if process is not None and process.stage is Stage.SERVING else None
 
 
-class SlotTable:
+class SlotTable(list[Slot]):
     """All slots of a session, and its processes."""
 
     def __init__(self, num_envs: int, faults: Faults) -> None:
         self._num_envs, self._faults = num_envs, faults
-        self._slots: list[Slot] = []
         self._processes: dict[int, Process] = {}  # without ended processes
         self._started = 0
         self.spares: dict[int, Process] = {}  # the processes that serve no slot, by number
-
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __getitem__(self, index: int) -> Slot:
-        return self._slots[index]
 
     def resize(self, count: int) -> None:
         """Divide the rows among this many slots, at least as many as before."""
         for index in range(count):
             rows = list(range(index, self._num_envs, count))
-            if index < len(self._slots):
-                self._slots[index].rows = rows
+            if index < len(self):
+                self[index].rows = rows
             else:
-                self._slots.append(Slot(index, rows))
-
-    @property
-    def waiting(self) -> bool:
-        return any(slot.waiting for slot in self._slots)
+                self.append(Slot(index, rows))
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -231,7 +215,7 @@ class SlotTable:
     def end(self, process: Process) -> None:
         del self._processes[process.number]
         self.spares.pop(process.number, None)
-        slot = self._slots[process.slot_index]
+        slot = self[process.slot_index]
         if slot.process is process:
             slot.process = None
 
@@ -253,11 +237,11 @@ class SlotTable:
 
     def of(self, process: Process) -> Slot | None:
         """The slot of a process; None for a spare and for a leaving process."""
-        slot = self._slots[process.slot_index]
+        slot = self[process.slot_index]
         return slot if slot.process is process else None
 
     def of_row(self, row: int) -> Slot:
-        return self._slots[row % len(self._slots)]
+        return self[row % len(self)]
 
     def of_number(self, number: int) -> Slot | None:
         process = self._processes.get(number)
@@ -271,11 +255,7 @@ class SlotTable:
     @property
     def processes(self) -> list[Process]:
         """All processes: first those of the slots, in the slots' order, then the others."""
-        return [*(slot.process for slot in self._slots if slot.process is not None), *self.spares.values()]
-
-    @property
-    def alive(self) -> bool:
-        return bool(self._processes)
+        return [*(slot.process for slot in self if slot.process is not None), *self.spares.values()]
 
 
 @dataclass

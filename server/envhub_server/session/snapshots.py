@@ -217,7 +217,6 @@ class Snapshots:
         return None
 
     def on_taken(self, row: int, taken: control.SnapshotTaken) -> Failure | Table | None:
-        """Note what a row's worker says."""
         copy = self._taken.get(self._taking, {}).get(row)
         if copy is None or copy.serial != taken.serial:
             return None
@@ -246,7 +245,6 @@ class Snapshots:
         return self._advance()
 
     def on_ended(self, serial: int, how: str) -> Failure | Table | None:
-        """Note that a snapshot's process has ended."""
         if (copy := self._processes.pop(serial, None)) is None:
             return None
         copy.problem = copy.problem or f"has lost its snapshot, whose process {how}"
@@ -254,7 +252,6 @@ class Snapshots:
         return self._advance()
 
     def on_worker_lost(self, row: int) -> Failure | Table | None:
-        """Note that a row's worker has ended."""
         self._of_rows.pop(row, None)
         copy = self._taken.get(self._taking, {}).get(row)
         if copy is None or copy.is_answered:
@@ -317,7 +314,6 @@ class Snapshots:
             copy.problem = why
 
     def on_mapped(self, process: Process, now_s: float) -> Failure | Table | None:
-        """Note that a restored process is ready."""
         if process.stage is not Stage.MAPPING:  # it is about to be killed
             return None
         process.stage, restore = Stage.MAPPED, self.restoring
@@ -335,10 +331,6 @@ class Snapshots:
             text = f"no restore from snapshot {wanted.name!r} is prepared: its processes have ended"
             return self._failure(LOST, text)
         return self._hand_over(restore, now_s)
-
-    def cancel(self) -> None:
-        """End the processes of a restore that is prepared."""
-        self._give_up("", None)
 
     def _hand_over(self, restore: Restore, now_s: float) -> Table | None:
         restore.is_held, restore.handed_over, outcome = False, True, None
@@ -387,9 +379,10 @@ class Snapshots:
             slot.successor = None if slot.successor is process else slot.successor
             return self._restored()
         row = next((row for row, each in restore.processes.items() if each is process), None)
-        return None if row is None else self._give_up(how, row)
+        return None if row is None else self.give_up(how, row)
 
-    def _give_up(self, text: str, row: int | None) -> Failure:
+    def give_up(self, text: str = "", row: int | None = None) -> Failure:
+        """End the processes of a restore, which may be prepared; the failure of its request."""
         restore, self.restoring, self._by_s = self.restoring, None, math.inf
         for each in restore.processes.values() if restore is not None else ():
             if self._slots.process(each.number) is not None:
@@ -411,7 +404,7 @@ class Snapshots:
         restore = self.restoring
         assert restore is not None
         if not restore.handed_over:
-            return self._give_up(f"the restore {text}", None)
+            return self.give_up(f"the restore {text}")
         self._by_s = math.inf
         for slot in map(self._slots.of_row, restore.processes):
             if slot.successor is not None and slot.process is not None:  # it is to leave, and is stopped or hangs

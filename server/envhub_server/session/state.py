@@ -11,19 +11,17 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from envhub.protocol import messages
 from envhub.protocol.hub import SHUTTING_DOWN
-from envhub.protocol.messages import Failure, Make
-from envhub_server.catalog.registry import Recipe
-from envhub_server.session.building import EnvBuilding, WorkerCount, WorkerSizing
-from envhub_server.session.effects import Effects, RowBlobs
-from envhub_server.session.launcher import NO_RULES, Launcher, Machine, Restarts, WorkerRules
-from envhub_server.session.replacement import Recycling, Replacement, Spares
-from envhub_server.session.requests import PartialBatches, Requests, RowInfos, refusal
-from envhub_server.session.slots import Deadlines, SlotTable, Stage
+from envhub.protocol.messages import Failure
+from envhub_server.session.building import EnvBuilding
+from envhub_server.session.effects import RowBlobs
+from envhub_server.session.launcher import Launcher, WorkerCount
+from envhub_server.session.replacement import Replacement
+from envhub_server.session.requests import Requests, RowInfos, refusal
+from envhub_server.session.slots import Stage
 from envhub_server.session.snapshots import Snapshots
 from envhub_server.session.supervision import EnvClosing, Supervision
 
@@ -106,72 +104,45 @@ def _guarded(method: Method, name: str, following: dict[Phase, tuple[Phase, ...]
     return cast("Method", guarded)
 
 
-def handles(*kinds: type) -> Callable[[Method], Method]:
-    """Have an allowed method handle messages of these types in its phases."""
+def handles(kinds: type | tuple[type, ...], *phases: Phase, then: tuple[Phase, ...] = ()) -> Callable[[Method], Method]:
+    """Have a method handle messages of these types, in these phases as of ``allowed_in`` and where it is allowed."""
 
     def mark(method: Method) -> Method:
-        for kind in kinds:
+        method = allowed_in(*phases, then=then)(method)
+        for kind in kinds if isinstance(kinds, tuple) else (kinds,):
             HANDLERS.setdefault(kind, {}).update(dict.fromkeys(TRANSITIONS[method.__name__], method))
         return method
 
     return mark
 
 
-@dataclass
-class Ownership:
-    """The lane, the driver and the takeover of a session.
-
-    A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client that
-    attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
-    """
-
-    lane: LaneName = LaneName.WIRE  # how the client steps it; on the shared lane the client has the arena
-    driver: Driver = Driver.HUB  # the process that posts rows
-    holder: int = 0  # the process id of the client on the shared lane; 0 if it is not known here
-    # True if a client that takes over waits for its answer, also while the envs are made.
-    takeover_pending: bool = False
-    let_go_by_s: float = math.inf  # time until which the client that attaches waits for the holder
-
-
 class SessionState:
     """One vector env, of one client at a time."""
 
-    def __init__(
-        self,
-        effects: Effects,
-        make: Make,
-        recipe: Recipe,
-        count: WorkerCount | None,
-        info_bytes: int,
-        machine: Machine,
-        restarts: Restarts,
-        rules: WorkerRules = NO_RULES,
-    ) -> None:
+    def __init__(self, launcher: Launcher, count: WorkerCount | None, info_bytes: int) -> None:
         """Make a session of ``count`` workers; if it is None, the first envs decide the number."""
-        is_vector, memory_max = recipe.settings.vector, rules.hosting.memory_max or 0
-        self.effects = effects
-        self.make, self.recipe = make, recipe  # the client's MAKE, and the recipe with the operator's settings
+        self.launcher, self.effects, self.make = launcher, launcher.effects, launcher.make
         self.phase = Phase.BUILDING
         self.shutdown = SHUTTING_DOWN  # the failure of requests once the hub shuts down
         self.abandoned: Failure | None = None  # why the session is ended without a CLOSE
         self.made: messages.Made | None = None  # the description for the client, once the session is made
         self.history: deque[str] = deque(maxlen=HISTORY_MAX)  # the names of the last methods that were called
-        self.deadlines = deadlines = Deadlines()
-        self.slots = slots = SlotTable(make.num_envs, make.faults)
-        decided = count is not None
-        self.launcher = launcher = Launcher(make, recipe, rules, machine, slots, deadlines, restarts, effects, decided)
-        self.sizing = WorkerSizing(launcher, count)
-        self.building = EnvBuilding(launcher, self.sizing, info_bytes)
-        self.requests = Requests(make, is_vector, slots, effects)
-        self.infos = RowInfos(slots)
-        self.partial_batches = PartialBatches(make, is_vector, slots, self.infos, effects)
-        self.ownership = Ownership()
-        self.supervision = Supervision(make.faults, memory_max, slots, deadlines, effects)
-        self.closing = closing = EnvClosing(make, slots, deadlines, effects)
-        spares = Spares(launcher)
-        self.replacement = Replacement(launcher, self.requests, spares, Recycling(launcher, spares), closing)
+        self.slots, self.deadlines = launcher.slots, launcher.deadlines
+        self.building = EnvBuilding(launcher, count, info_bytes)
+        self.requests = Requests(launcher)
+        self.infos = RowInfos(launcher.slots)
+        # A client on the shared lane has the arena until it lets go: a closed side socket is the sign of that. A client
+        # that attaches meanwhile waits for it; the hub asks the holder to let go. Only then the session changes hands.
+        self.lane = LaneName.WIRE  # how the client steps it; on the shared lane the client has the arena
+        self.driver = Driver.HUB  # the process that posts rows
+        self.holder = 0  # the process id of the client on the shared lane; 0 if it is not known here
+        # True if a client that takes over waits for its answer, also while the envs are made.
+        self.takeover_pending = False
+        self.let_go_by_s = math.inf  # time until which the client that attaches waits for the holder
+        self.supervision = Supervision(launcher)
+        self.closing = closing = EnvClosing(launcher)
+        self.replacement = Replacement(launcher, self.requests, closing)
         self.snapshots = Snapshots(launcher, self.replacement, closing)
-        self._restarts = restarts
         self.quiescent = True  # True if every row was done, by the last report while the client drove
 
     # --- what others see ----------------------------------------------------------------------------------------------
@@ -179,7 +150,7 @@ class SessionState:
     @property
     def processes(self) -> int:
         """The largest number of processes of the session; an upper bound until its first envs are made."""
-        return self.sizing.workers_max(self.phase is Phase.BUILDING) + (self.launcher.rules.hosting.spares or 0)
+        return self.building.workers_max(self.phase is Phase.BUILDING) + (self.launcher.rules.hosting.spares or 0)
 
     @property
     def recycled(self) -> int:
@@ -187,7 +158,7 @@ class SessionState:
 
     @property
     def restarts(self) -> int:
-        return sum(self._restarts.count(slot.index) for slot in self.slots)
+        return sum(self.launcher.restarts.count(slot.index) for slot in self.slots)
 
     @property
     def making(self) -> bool:
@@ -216,18 +187,17 @@ class SessionState:
             return math.inf
         if self.phase in OVER:
             return min(self.closing.next_s(), self.deadlines.drain_by_s)
-        planned_s = self.deadlines.next_s(self.slots, self.samples, self.replacement.recycling.next_age_s())
+        planned_s = self.deadlines.next_s(self.slots, self.samples, self.replacement.next_age_s())
         return min(planned_s, self.snapshots.next_s())
 
     @property
     def samples(self) -> bool:
         """True if the arena is sampled: an env may hang, or a row may be done without a bell."""
-        ownership = self.ownership
         busy = (
             self.phase is not Phase.READY
-            or ownership.driver is Driver.CLIENT
-            or ownership.takeover_pending
-            or self.partial_batches.rows_out > 0
+            or self.driver is Driver.CLIENT
+            or self.takeover_pending
+            or self.requests.rows_out > 0
         )
         return busy or self.supervision.concerns_processes
 
@@ -248,25 +218,25 @@ class SessionState:
     def fail_all(self, failure: Failure) -> None:
         """Fail what is pending: a request, or the SENDs and RECEIVEs that wait."""
         self.fail(failure)
-        while self.partial_batches.waiting:
+        while self.requests.waiting:
             self.reply_part(self.effects.fail_part, failure)
 
     def reply_part(self, effect: Callable[..., None], *reply: Any) -> None:
         """Have an effect answer the oldest request that waits for results."""
-        self.partial_batches.waiting -= 1
+        self.requests.waiting -= 1
         self.requests.pending_reply = True
         self.reply(effect, *reply)
 
     def reply(self, effect: Callable[..., None], *reply: Any) -> None:
         """Have an effect answer the pending request, if there is one; a client on the shared lane drives again."""
-        requests, ownership = self.requests, self.ownership
+        requests = self.requests
         if not requests.pending_reply:
             return
         requests.pending_reply = False
-        drives = ownership.lane is LaneName.SHARED and ownership.driver is Driver.HUB and self.awaits_request
+        drives = self.lane is LaneName.SHARED and self.driver is Driver.HUB and self.awaits_request
         if drives:
-            ownership.driver = Driver.CLIENT
-            self.supervision.begin_idle()
+            self.driver = Driver.CLIENT
+            self.supervision.idle_samples = 0
         effect(*reply)
         if drives:
             self.effects.give_drive()
@@ -274,22 +244,22 @@ class SessionState:
     @property
     def awaits_request(self) -> bool:
         """True if the session is ready and no request that the hub drives is pending."""
-        parts = self.partial_batches
-        return self.phase is Phase.READY and not (self.requests.pending_reply or parts.rows_out or parts.waiting)
+        requests = self.requests
+        return self.phase is Phase.READY and not (requests.pending_reply or requests.rows_out or requests.waiting)
 
     def is_idle(self, quiescent: bool) -> bool:
         """True if no env runs; while the client drives, ``quiescent`` decides."""
-        driven = self.ownership.driver is Driver.CLIENT and not quiescent
-        busy = self.requests.pending_reply or self.partial_batches.rows_out or driven
+        driven = self.driver is Driver.CLIENT and not quiescent
+        busy = self.requests.pending_reply or self.requests.rows_out or driven
         return not busy and self.phase in (Phase.READY, Phase.BROKEN)
 
     def problem(self, quiescent: bool, partial: bool = False) -> Failure | None:
         """The reason why a request of the whole batch, or of a ``partial`` one, cannot begin now; None if it can."""
         if self.deadlines.draining:
             return self.shutdown
-        if self.partial_batches.rows_out and not partial:
+        if self.requests.rows_out and not partial:
             return refusal("envs are under way that RECEIVE has not returned")
-        if self.ownership.driver is Driver.CLIENT and not quiescent:
+        if self.driver is Driver.CLIENT and not quiescent:
             return refusal("a step that the client drives has not ended; wait for it")
         return None
 
@@ -319,37 +289,35 @@ class SessionState:
     # --- who drives, and takeover -------------------------------------------------------------------------------------
 
     def take_drive(self) -> None:
-        if self.ownership.driver is Driver.CLIENT:
-            self.ownership.driver = Driver.HUB
+        if self.driver is Driver.CLIENT:
+            self.driver = Driver.HUB
             self.effects.take_drive()
 
     def _dismiss_client(self) -> None:
         """Revoke the session of a client that drives, which then asks the hub why, and refuse one that takes over."""
-        if self.ownership.lane is LaneName.SHARED:
+        if self.lane is LaneName.SHARED:
             self.effects.revoke()
         self.refuse_takeover(self.abandoned or LOST)
 
     def refuse_takeover(self, why: Failure) -> None:
         """Refuse a client that takes over, if there is one, with the reason."""
-        ownership = self.ownership
-        if ownership.takeover_pending:
-            ownership.takeover_pending, ownership.let_go_by_s = False, math.inf
+        if self.takeover_pending:
+            self.takeover_pending, self.let_go_by_s = False, math.inf
             self.effects.fail_attach(why)
 
     def advance_takeover(self, quiescent: bool) -> None:
         """Give the session to the client that attaches, if no other has the arena and nothing is pending."""
-        ownership = self.ownership
-        is_pending = self.phase is not Phase.READY or self.requests.pending_reply or self.partial_batches.waiting
-        waits = ownership.lane is LaneName.SHARED or is_pending
-        if ownership.takeover_pending and quiescent and not waits:
-            self.partial_batches.rows_out = 0
-            ownership.takeover_pending, ownership.driver = False, Driver.HUB
+        is_pending = self.phase is not Phase.READY or self.requests.pending_reply or self.requests.waiting
+        waits = self.lane is LaneName.SHARED or is_pending
+        if self.takeover_pending and quiescent and not waits:
+            self.requests.rows_out = 0
+            self.takeover_pending, self.driver = False, Driver.HUB
             self.effects.take_drive()
             self.effects.answer_attach()
 
     def keep_holder(self) -> None:
         """Refuse the client that attaches; its holder, which has not let go, goes on."""
-        holder, waited_s = self.ownership.holder, self.make.faults.restart_wait_s
+        holder, waited_s = self.holder, self.make.faults.restart_wait_s
         by = f"process {holder}" if holder else "a process of another container"
         text = f"{by} has this session on the shared lane, and has not let go of it within restart_wait={waited_s:g} s"
         self.effects.end_recall()

@@ -11,20 +11,18 @@ from typing import Any
 
 from envhub.env_failure import EnvFailure, failure_info
 from envhub.errors import hide_folders_in, raised_text, shortened
-from envhub.protocol.messages import Failure, Faults, Make
+from envhub.protocol.messages import Failure, Make
 from envhub_server.ipc import control
 from envhub_server.processes.worker_handle import ExitCause
-from envhub_server.session.effects import Effects
+from envhub_server.session.launcher import Launcher
 from envhub_server.session.slots import (
     SAMPLE_S,
-    Deadlines,
     KilledFor,
     Late,
     Ordered,
     Overrun,
     Process,
     Progress,
-    SlotTable,
     Stage,
     WorkerLoss,
 )
@@ -40,14 +38,11 @@ STACKS_S = 2.0  # for a process on a busy machine to write its stacks before it 
 class Supervision:
     """Judges the samples of the processes of one session."""
 
-    def __init__(
-        self, faults: Faults, memory_bytes_max: int, slots: SlotTable, deadlines: Deadlines, effects: Effects
-    ) -> None:
-        """End processes with more bytes of memory than the limit; 0 for no limit."""
-        self._faults, self._memory_bytes_max = faults, memory_bytes_max
-        self._slots, self._deadlines, self._effects = slots, deadlines, effects
+    def __init__(self, launcher: Launcher) -> None:
+        self._faults, self._memory_bytes_max = launcher.make.faults, launcher.rules.hosting.memory_max
+        self._slots, self._deadlines, self._effects = launcher.slots, launcher.deadlines, launcher.effects
         self._planned_s = SAMPLE_S  # the interval before the next sample
-        self._idle_samples = 0
+        self.idle_samples = 0  # in a row
 
     @property
     def concerns_processes(self) -> bool:
@@ -58,19 +53,16 @@ class Supervision:
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
-    def begin_idle(self) -> None:
-        self._idle_samples = 0
-
     def plan_next_sample(self, samples: bool, idle: bool, now_s: float) -> None:
         """Plan the next sample, if one is needed; the interval grows while the session is ``idle``."""
         if not samples:
             self._deadlines.sample_at_s = math.inf
             return
-        self._idle_samples = self._idle_samples + 1 if idle else 0
+        self.idle_samples = self.idle_samples + 1 if idle else 0
         faults = self._faults
         shortest_s = min(faults.init_s, faults.step_s, faults.reset_s, faults.call_s)
         longest_s = min(SAMPLE_IDLE_S, shortest_s / 4)
-        self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self._idle_samples))
+        self._planned_s = max(SAMPLE_S, min(longest_s, SAMPLE_S * self.idle_samples))
         self._deadlines.sample_at_s = now_s + self._planned_s
 
     def on_sampled(self, progress: Sequence[Progress | None], now_s: float) -> None:
@@ -127,8 +119,9 @@ class EnvClosing:
     Each is asked to, has ``close_timeout`` for each env, and is killed then.
     """
 
-    def __init__(self, make: Make, slots: SlotTable, deadlines: Deadlines, effects: Effects) -> None:
-        self._make, self._slots, self._deadlines, self._effects = make, slots, deadlines, effects
+    def __init__(self, launcher: Launcher) -> None:
+        self._make, self._slots = launcher.make, launcher.slots
+        self._deadlines, self._effects = launcher.deadlines, launcher.effects
         self._at_work_until_s = self._look_at_s = self._tell_at_s = math.inf
         self._cut: dict[str, list[int]] = {}  # rows that are not told yet, by the reason
 
@@ -323,13 +316,6 @@ def recycling_loss(make: Make, slot: int, rows: Sequence[int]) -> WorkerLoss:
     text = f"{worker_named(slot, rows, make.row_offset)} was recycled"
     failure = Failure("worker_died", "request", text, env_index=rows[0], worker=slot)
     return WorkerLoss(failure, False, failure_info(EnvFailure("recycle", text)))
-
-
-def worker_loss(failure: Failure, env_failure: EnvFailure, faults: Faults) -> WorkerLoss:
-    """Decide the results of the worker's rows, by the session's policy."""
-    timed_out = failure.code == "env_timeout"
-    policy = faults.on_timeout if timed_out else faults.on_crash
-    return WorkerLoss(failure, policy == "raise", failure_info(env_failure))
 
 
 def exhausted_failure(failure: Failure, count_text: str) -> Failure:

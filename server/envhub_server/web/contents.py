@@ -149,36 +149,14 @@ class HubClient:
         return Look(hub.stats(), sessions, self._ended)
 
 
-class Frames:
-    """The last frame of each env that is watched, which is drawn when it is asked for."""
-
-    def __init__(self, hub: HubClient) -> None:
-        self._hub = hub
-        self._drawn: OrderedDict[tuple[str, int], asyncio.Task[tuple[float, bytes]]] = OrderedDict()
-
-    async def png(self, session: str, env: int) -> bytes:
-        """Raises ``EnvHubError`` where the env cannot be drawn."""
-        key, task = (session, env), self._drawn.get((session, env))
-        if task is not None and task.done() and (task.exception() or time.monotonic() - task.result()[0] >= FRAME_S):
-            task = None
-        if task is None:
-            task = self._drawn[key] = asyncio.create_task(self._draw(session, env))
-            self._drawn.move_to_end(key)
-            if len(self._drawn) > FRAMES_MAX:
-                self._drawn.popitem(last=False)
-        return (await asyncio.shield(task))[1]
-
-    async def _draw(self, session: str, env: int) -> tuple[float, bytes]:
-        return time.monotonic(), await self._hub.ask(lambda hub: hub.frame(session, env).png())
-
-
 class Web:
     """Contents of the page and of the metrics."""
 
     def __init__(self, settings: WebSettings) -> None:
         self.settings = settings
         self.looking, self.acting = HubClient(settings.hub, LOOKERS), HubClient(settings.hub, ACTORS)
-        self.frames = Frames(self.acting)
+        # By session and env, the last frame of each env that is watched, and when it was asked for.
+        self._drawn: OrderedDict[tuple[str, int], asyncio.Task[tuple[float, bytes]]] = OrderedDict()
         self.history, self.registry = History(), CollectorRegistry()
         self.collector = HubCollector(self.looking.look_here, settings.name, self.registry)
         ProcessCollector("envhub_web", registry=self.registry)
@@ -215,6 +193,21 @@ class Web:
             return str(error)
         return ""
 
+    async def png(self, session: str, env: int) -> bytes:
+        """Raises ``EnvHubError`` where the env cannot be drawn."""
+        key, task = (session, env), self._drawn.get((session, env))
+        if task is not None and task.done() and (task.exception() or time.monotonic() - task.result()[0] >= FRAME_S):
+            task = None
+        if task is None:
+            task = self._drawn[key] = asyncio.create_task(self._draw(session, env))
+            self._drawn.move_to_end(key)
+            if len(self._drawn) > FRAMES_MAX:
+                self._drawn.popitem(last=False)
+        return (await asyncio.shield(task))[1]
+
+    async def _draw(self, session: str, env: int) -> tuple[float, bytes]:
+        return time.monotonic(), await self.acting.ask(lambda hub: hub.frame(session, env).png())
+
     def curves(self, session: str = HUB) -> dict[str, list[list[float | None]]]:
         return self.history.curves(time.monotonic(), session)
 
@@ -249,7 +242,7 @@ class Web:
         @app.get("/frame/{session}/{env}")
         async def frame(session: str, env: int) -> Response:
             try:
-                return Response(await self.frames.png(session, env), media_type="image/png")
+                return Response(await self.png(session, env), media_type="image/png")
             except (EnvHubError, ValueError) as error:
                 return PlainTextResponse(str(error), 409)
 

@@ -26,8 +26,7 @@ from envhub.transport import address
 from envhub.transport.tcp import listening
 from envhub_server import log as hub_log
 from envhub_server.config import HubConfig
-from envhub_server.log import Logger, NonblockingWriter
-from envhub_server.loop import Loop
+from envhub_server.log import NonblockingWriter, log
 from envhub_server.processes.supervisor import Supervisor
 from envhub_server.web.gate import ADMIN, VIEWER, WebAccess
 
@@ -41,8 +40,6 @@ PIPE_BYTES = 1 << 20
 OUTPUT_BYTES_MAX = 4096  # in one event
 
 _BOOT = "import sys; sys.path[:] = filter(None, sys.path); from envhub_server.web.page import main; main(sys.argv[1:])"
-
-log = Logger("envhub.hub")
 
 
 class WebSettings(msgspec.Struct, frozen=True):
@@ -93,13 +90,13 @@ class WebProcess:
             return config
         return replace(config, bind=(*config.bind, f"ipc://{address.runtime_folder()}/web-{self.port}.sock"))
 
-    def start(self, hub: str, loop: Loop, children: Supervisor) -> None:
+    def start(self, hub: str, children: Supervisor) -> None:
         """Start the process in this thread, which must not end before the hub; ``hub`` is the hub's ipc address."""
         config = self._config
         replays, films = (str(each.absolute()) if each else "" for each in (config.replays, config.web_films))
         settings = WebSettings(hub, config.name_of_hub, self._access, replays, films)
         self._settings = msgspec.json.encode(settings) + b"\n"
-        self._loop, self._children = loop, children
+        self._loop, self._children = children.loop, children
         self._start()
 
     def _start(self) -> None:
@@ -122,7 +119,7 @@ class WebProcess:
             fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._writer = NonblockingWriter(process.stdin.fileno())
         self._writer.write(self._settings + b"".join(self._lines))
-        self._loop.poller.register(self._output.fileno(), self)
+        self._loop.poller.register(self._output.fileno(), self.on_ready)
 
     def on_ready(self, descriptor: int) -> None:
         """Log what the process printed, such as the traceback of a bug; it has ended once nothing more can come."""

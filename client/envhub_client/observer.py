@@ -17,7 +17,7 @@ from envhub.values import codec, spaces
 from envhub_client.connection.connection import Connection
 from envhub_client.envs.observations import Observations
 from envhub_client.frames import hiding_frames
-from envhub_client.lanes.base import observed_arrays
+from envhub_client.lanes.base import check_observed, observed_arrays
 
 _COLOURS = {1: 0, 3: 2, 4: 6}  # by the number of channels, what PNG calls grey, RGB and RGBA
 
@@ -47,6 +47,7 @@ class Observer(AbstractContextManager["Observer"]):
         self._timeout = timeout
         try:
             first: Observed = self._ask(described=False).message
+            check_observed(first, first.num_envs)
             space = spaces.build(codec.decode(first.observation_spaces[0]), spaces.SPACE_BYTES_MAX // first.num_envs)
         except (ValueError, IndexError) as error:
             connection.close()

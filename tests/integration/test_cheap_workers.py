@@ -118,6 +118,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_on_the_terminal_is_for_the_program_only() -> None:
     ours, theirs = pty.openpty()
     code = [sys.executable, "-c", ON_A_TERMINAL]

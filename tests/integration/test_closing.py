@@ -67,6 +67,7 @@ def cut(log: pytest.LogCaptureFixture, why: str) -> list[int]:
     return sorted(int(env) for each in found if each is not None for env in each[1].split(", "))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_env_that_does_not_close_in_time_is_named_and_the_others_leave_whole_files(
     place: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -229,6 +230,7 @@ def made_of(hub: ServedHub, name: str, lane: str) -> envhub.HubVectorEnv:
     return envs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sleeper", pytest.param("stubborn", marks=pytest.mark.long)])
 def test_steps_under_way_are_answered_and_new_ones_refused(tmp_path: Path, name: str) -> None:
     with serve(tmp_path, *OFFERED) as hub, contextlib.ExitStack() as opened:

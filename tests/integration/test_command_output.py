@@ -84,6 +84,7 @@ def line_of(name: tuple[str, ...], place: dict[str, Any]) -> list[str]:
     return [*name, *ARGUMENTS.get(" ".join(name), "--help").format(**place).split()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_help", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_output_that_cannot_be_written_ends_every_command_with_1_and_no_traceback(
     place: dict[str, Any], with_help: bool
@@ -115,6 +116,7 @@ def on_a_terminal(line: list[str], environ: dict[str, str], until: str = "") -> 
     return written
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [

@@ -39,6 +39,7 @@ def test_image_stops_by_sigterm_through_an_init() -> None:
     assert json.loads(instruction("ENTRYPOINT")) == ["tini", "--", "envhub"]
 
 
+@pytest.mark.long
 def test_health_is_asked_where_the_hub_listens(tmp_path: Path) -> None:
     """By the program of the image: at ENVHUB_ADDRESS, else at an ipc address of this network namespace that exists."""
     assert json.loads(instruction("HEALTHCHECK").split("CMD")[1]) == ["health"]

@@ -33,6 +33,7 @@ def told(envs: HubVectorEnv, caplog: pytest.LogCaptureFixture, text: str) -> boo
     return wait_until(steps, 20)
 
 
+@pytest.mark.long
 @LANES
 def test_hub_without_a_deadline_ends_with_its_last_session(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], lane: str
@@ -59,6 +60,7 @@ def test_hub_without_a_deadline_ends_with_its_last_session(
         assert hub.process.wait(20) == 0 and '"event": "stopping"' not in hub.log
 
 
+@pytest.mark.long
 @LANES
 def test_trainer_of_a_session_that_the_deadline_ends_reads_who_and_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, lane: str

@@ -160,6 +160,7 @@ def test_every_end_has_its_reason(hub: ServedHub, alice: str, how_it_ends: str, 
         check_end(hub, row["session"], owner="alice", by=by, why=row["why"], how=how)
 
 
+@pytest.mark.long
 def test_key_that_is_removed_and_hub_that_drains_end_sessions_by_name(
     hub: ServedHub, ops: envhub.Client, keys: KeyFolder, tokens: dict[str, str], tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ runpy.run_module("envhub", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.long
 def test_bug_is_the_reason_of_the_end_of_its_session(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     program = ("-c", BUGGY)

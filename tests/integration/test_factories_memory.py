@@ -43,6 +43,7 @@ def test_worker_has_the_data_of_its_own_envs_only() -> None:
             assert held - without < 2 * nbytes  # not also the pickle, nor the data of others
 
 
+@pytest.mark.long
 def test_envs_are_made_again_from_their_own_data() -> None:
     options: dict[str, Any] = {"restart_wait": 30.0, "on_exception": "truncate"}
     with contextlib.closing(envhub.make_vec(factories(4), num_workers=2, **options)) as envs:

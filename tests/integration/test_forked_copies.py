@@ -194,6 +194,7 @@ os._exit(0)
     assert printed(script) == [[["simulator"], []], 3]
 
 
+@pytest.mark.long
 def test_env_that_draws_by_pygame_is_copied() -> None:
     script = """
 import gymnasium

@@ -441,6 +441,7 @@ def test_notices_of_a_hub_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) 
 # --- floods -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hub_that_pushes_without_end_holds_up_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with LyingHub(pings=1) as hub, envhub.connect(hub.address) as client:
         client.timeout = 1.0
@@ -449,6 +450,7 @@ def test_hub_that_pushes_without_end_holds_up_no_timeout(monkeypatch: pytest.Mon
             client.health()
 
 
+@pytest.mark.long
 def test_hub_that_floods_a_client_and_ends_does_not_end_it() -> None:
     program = """
 import sys, time, envhub

@@ -192,6 +192,7 @@ def envhub_pid(address: str) -> int:
 # --- recreated --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "kind"),
     [

@@ -78,6 +78,7 @@ def check(decoys: Path, address: str) -> None:
     assert not (decoys.parent / "hits").exists(), (decoys.parent / "hits").read_text()
 
 
+@pytest.mark.long
 def test_only_the_modules_of_envs_are_imported_from_the_working_directory(tmp_path: Path, decoys: Path) -> None:
     with serve(tmp_path, "sim=my_sims:make", cwd=decoys, program=[command(tmp_path)]) as hub:
         check(decoys, hub.ipc)

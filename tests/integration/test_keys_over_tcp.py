@@ -136,6 +136,7 @@ def test_refusal_of_a_kept_key_says_where_it_is_kept_and_how_to_replace_it(
             envhub.connect(timeout=2.0)
 
 
+@pytest.mark.long
 def test_address_without_keys_refuses_a_client_that_has_one(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", binds=["tcp://127.0.0.1:0"]) as hub:
         token = token_of(HubKeys(*sockets.new_key_pair())).reveal_secret()

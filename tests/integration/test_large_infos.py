@@ -167,6 +167,7 @@ def test_info_that_is_too_large_loses_its_largest_entries_only(where: str, mode:
     assert "of which these entries are dropped" in large_hub.log and "episode/frames, huge" in large_hub.log
 
 
+@pytest.mark.long
 def test_operator_sets_the_limit_of_an_info(tmp_path: Path) -> None:
     limit = ("--info-bytes-max", str(8 << 20))
     with (

@@ -152,6 +152,7 @@ def test_line_that_the_disk_has_no_room_for_goes_to_stderr(tmp_path: Path) -> No
     assert (json.loads(first)["event"], json.loads(fourth)["event"], len(torn)) == ("first", "fourth", 10)
 
 
+@pytest.mark.long
 def test_file_has_the_lines_of_the_hub_and_of_its_workers(tmp_path: Path) -> None:
     with serve(tmp_path, "counter=sims:counter", "--log", str(tmp_path / "hub.json")) as hub:
         with closing(envhub.make_vec("counter", num_envs=1, hub=hub.ipc)) as envs:

@@ -172,6 +172,7 @@ def test_hub_that_is_named_by_two_addresses_is_refused_with_both(two: list[Serve
     assert wait_until(lambda: all(map(has_no_session, two)), 10)
 
 
+@pytest.mark.long
 def test_hub_that_wants_a_key_is_named(two: list[ServedHub], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("keyed")
     keys = keys_in(folder / "keys")

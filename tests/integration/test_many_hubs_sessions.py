@@ -105,6 +105,7 @@ class Bounded(sims.Counter):
         return np.array([self.count, 0], np.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", [[2, 3], pytest.param([1, 4], marks=pytest.mark.long)])
 def test_spaces_of_other_bounds_are_batched_if_the_mode_says_so(two: list[ServedHub], split: list[int]) -> None:
     single = gym.spaces.Box(-99, 99, (2,), np.float64)

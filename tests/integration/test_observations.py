@@ -136,6 +136,7 @@ def mutants(draw: st.DrawFn) -> tuple[Any, Any]:
     return space, _mutated(draw, space.sample())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("examples", [8, pytest.param(1000, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize("lane", ["auto", pytest.param("wire", marks=pytest.mark.chaos)])
 def test_no_observation_hangs_or_ends_a_session(lane: str, examples: int) -> None:

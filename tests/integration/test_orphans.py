@@ -189,6 +189,7 @@ def test_private_hub_that_was_stopped_ends_with_its_program(tmp_path: Path, hang
         assert gone(found.everything)
 
 
+@pytest.mark.long
 @in_("step")
 def test_killed_program_takes_all_of_its_private_hub_along(tmp_path: Path, hangs: str) -> None:
     with scene(tmp_path, hangs, private=True) as found:

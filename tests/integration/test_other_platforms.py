@@ -132,6 +132,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address_of(token, hub.tcp)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("platform", ["darwin", pytest.param("win32", marks=pytest.mark.long)])
 def test_client_does_what_the_page_says(platform: str, hub: ServedHub, guarded: str, tmp_path: Path) -> None:
     run = [sys.executable, "-c", PROGRAM, platform, hub.tcp, hub.ipc, guarded]

@@ -285,6 +285,7 @@ def test_command_waits_for_room_where_another_program_made_its_output_nonblockin
         assert reader.read(1 << 20) == b"line\n"
 
 
+@pytest.mark.long
 def test_status_of_a_command_is_the_same_where_its_error_cannot_be_written(tmp_path: Path) -> None:
     for kind in ("closed", "disk"):
         with opened(kind) as output:

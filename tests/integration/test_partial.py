@@ -144,6 +144,7 @@ def test_exception_of_one_env_is_raised_and_the_others_go_on(make: Make) -> None
     envs.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [{"lane": "wire"}, {}], ids=str)
 def test_interrupted_send_costs_no_result_of_others_and_is_done_once_or_never(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch

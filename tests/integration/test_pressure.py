@@ -235,6 +235,7 @@ PROGRAM = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [40, *(pytest.param(each, marks=pytest.mark.long) for each in (32, 120))])
 def test_hub_that_can_serve_nobody_says_so_and_ends(tmp_path: Path, limit: int) -> None:
     binds = ["--bind", "tcp://127.0.0.1:0", "--bind", f"ipc://{tmp_path}/hub.sock"]

@@ -68,6 +68,7 @@ def test_session_whose_zygote_is_killed_before_it_forks_is_refused(own_hub: Serv
         envs.reset()
 
 
+@pytest.mark.long
 def test_private_session_gets_the_environment_that_the_program_has_at_that_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,6 +103,7 @@ def test_program_that_ends_ends_its_sessions(name: str, lane: str, hubs: list[Se
     assert ran.stderr == "" or "Traceback" in ran.stderr or "ended before close was over" in ran.stderr
 
 
+@pytest.mark.long
 def test_programs_in_a_row_leave_the_cpus_free(hubs: list[ServedHub], tmp_path: Path) -> None:
     hub, _ = hubs
     before = free(hub)

@@ -154,6 +154,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_what_cannot_be_sent_is_named_with_its_path_and_the_remedy(tmp_path: Path) -> None:
     ran = run(tmp_path, UNSENDABLE.format(support=SUPPORT))
     assert ran.returncode == 0, ran.stderr

@@ -212,6 +212,7 @@ def goes_on_alone(envs: envhub.HubVectorEnv) -> bool:
     return int(envs.step(np.zeros(1, int))[0][0, 0]) == 1
 
 
+@pytest.mark.long
 def test_hubs_own_user_has_no_more_rights_by_the_proxy_than_others(tmp_path: Path) -> None:
     """The hub's libzmq sees a process of the hub's own user, the proxy."""
     with serve(tmp_path, "counter=sims:counter", "--insecure", "--allow-factories") as hub:

@@ -72,6 +72,7 @@ def goes_on(envs: envhub.HubVectorEnv, steps: float = 2) -> bool:
 # --- behind a forwarder -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "token", [pytest.param("", marks=pytest.mark.long), "alice's"], ids=["without keys", "with keys"]
 )
@@ -135,6 +136,7 @@ def test_forwarder_that_refuses_for_a_moment_and_then_has_no_hub_proves_no_loss(
         assert envs.step_wait(timeout=60)[0][:, 0].tolist() == [2, 2]
 
 
+@pytest.mark.long
 def test_answer_that_is_none_of_a_hub_does_not_end_the_attempts(keyed: Keyed, hub: ServedHub) -> None:
     """libzmq tries no more after one, as of a web server that has the port while the hub is away."""
     with training(hub, keyed.token) as (forwarder, envs):

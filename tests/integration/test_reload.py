@@ -98,6 +98,7 @@ def test_bad_file_is_refused_whole_and_what_waits_for_a_restart_is_named(reloadi
         client.make_vec("CartPole-v1").close()
 
 
+@pytest.mark.long
 def test_hub_whose_working_directory_was_removed_goes_on(tmp_path: Path) -> None:
     (file, folder) = tmp_path / "hub.toml", tmp_path / "removed"
     file.write_text('[envs."CartPole-v1"]\n')

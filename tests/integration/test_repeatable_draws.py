@@ -78,6 +78,7 @@ def run(**options: Any) -> tuple[list[Any], list[Any], list[Any]]:
         return made, steps, [*envs.get_attr("made_with")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, pytest.param({"spares": 1}, marks=pytest.mark.long)], ids=["without", "spare"])
 def test_draws_are_the_same_after_the_program_seeds_its_generators_alike(options: dict[str, Any]) -> None:
     seed(1)

@@ -140,6 +140,7 @@ def test_interrupt_anywhere_in_a_send_loses_no_result_and_doubles_none(envs: env
     assert not interrupt.raised and turn * stride > 100
 
 
+@pytest.mark.long
 def test_results_are_received_once_whatever_becomes_of_the_connection(hub: ServedHub) -> None:
     rng = np.random.default_rng(7)
     with proxy(hub.tcp) as wire:

@@ -267,6 +267,7 @@ def test_bad_arguments_end_with_2_and_one_line() -> None:
         assert process.returncode == 2 and why in errors and "Traceback" not in errors, (given, errors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "entries"),
     [
@@ -324,6 +325,7 @@ def test_runtime_folder_that_cannot_be_made_is_reported_in_a_line(tmp_path: Path
     assert refused.returncode == 2 and "cannot be made" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.long
 def test_insecure_address_is_warned_about(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--insecure", binds=["tcp://0.0.0.0:0"]) as hub:
         assert wait_until(lambda: "insecure" in hub.log)

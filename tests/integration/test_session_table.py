@@ -115,6 +115,7 @@ def test_label_is_a_short_line() -> None:
             envhub.make_vec("CartPole-v1", label=label)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_client_without_a_key_ends_only_what_it_has_the_token_of(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", "--insecure") as hub, envhub.connect(hub.tcp) as client:
         for address, is_ended in ((hub.ipc, False), (hub.tcp, True)):

@@ -47,6 +47,7 @@ def step_until_failure(envs: envhub.HubVectorEnv, actions: list[int]) -> tuple[n
     raise AssertionError("no env was truncated")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("address", "by"), each_value(LANES, ["itself", "by_child", "by_daemon"]), indirect=["address"]
 )

@@ -38,6 +38,7 @@ def client(hub: ServedHub) -> Iterator[envhub.Client]:
         yield connected
 
 
+@pytest.mark.long
 def test_env_that_is_slower_than_its_neighbours_is_named(envs: envhub.HubVectorEnv, client: envhub.Client) -> None:
     for _ in range(6):
         envs.step([0, 0, SLEEPS, 0])

@@ -36,6 +36,7 @@ def made(hub: ServedHub, num_envs: int = 2, **options: Any) -> Any:
     return closing(envs)
 
 
+@pytest.mark.long
 def test_name_of_a_snapshot_that_was_dropped_is_free_for_another(hub: ServedHub) -> None:
     with made(hub) as envs:
         root = envs.snapshot(name="root")
@@ -140,6 +141,7 @@ class Reaping(History):
         return super().reset(**options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", [Waiting, Reaping])
 def test_env_that_waits_for_children_is_copied_exactly(env: type[History]) -> None:
     with closing(envhub.make_vec(env, 2, snapshots=True)) as envs:

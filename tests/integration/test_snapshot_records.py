@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from brittle import Brittle
 from envhub_server import replay
 from hubs import written_replay
@@ -17,6 +18,7 @@ from test_recording import about_each, data_set
 import envhub
 
 
+@pytest.mark.long
 def test_recorded_episode_says_where_it_was_branched(tmp_path: Path) -> None:
     envs: Any = envhub.make_vec(partial(Counter, 4), 2, snapshots=True, record=tmp_path)
     envs.reset(seed=1)
@@ -56,6 +58,7 @@ def test_no_episode_begins_at_a_snapshot_of_an_ended_one(tmp_path: Path) -> None
     assert not any("branched_from" in each for each in about_each(data_set(tmp_path)))
 
 
+@pytest.mark.long
 def test_replay_of_an_env_that_was_restored_says_so_until_its_next_reset(tmp_path: Path) -> None:
     make = partial(Brittle, "exception", rate=0.0)
     with closing(envhub.make_vec(make, 1, snapshots=True, on_exception="truncate")) as envs:

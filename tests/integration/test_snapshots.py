@@ -111,6 +111,7 @@ def snapshot_processes(hub: ServedHub) -> list[int]:
     return [pid for pid, _ in below(psutil.Process(hub.process.pid), "envhub-snapshot")]
 
 
+@pytest.mark.long
 def test_hub_that_is_killed_takes_its_snapshots_along(tmp_path: Path) -> None:
     with serve(tmp_path, "history=snapshot_sims:History") as served:
         envs = envhub.make_vec("history", 2, hub=served.ipc, snapshots=True)
@@ -259,6 +260,7 @@ def test_vector_env_of_one_process_is_refused() -> None:
         envhub.make_vec("CartPole-v1", 2, vector=True, snapshots=True)
 
 
+@pytest.mark.long
 def test_env_that_has_not_told_of_a_crash_is_refused_beyond_the_limit_too(tmp_path: Path) -> None:
     with (
         serve(tmp_path, "history=snapshot_sims:History", "--snapshots-max", "1") as served,
@@ -366,6 +368,7 @@ def restored_from_a_chain(envs: Any) -> list[envhub.Snapshot]:
     return chain
 
 
+@pytest.mark.long
 def test_requests_that_no_socket_takes_at_once_are_made_again_and_kept_no_longer_than_needed() -> None:
     before = worker_pids()
     with closing(envhub.make_vec(Heavy, 1, snapshots=True)) as envs:
@@ -399,6 +402,7 @@ class Unrepeatable(History):
         return observation, float(os.urandom(1)[0]) + os.urandom(1)[0] / 256, *others
 
 
+@pytest.mark.long
 def test_env_that_does_not_repeat_has_lost_its_snapshot_and_goes_on() -> None:
     with closing(envhub.make_vec(Unrepeatable, 1, snapshots=True)) as envs:
         envs.reset(seed=1)
@@ -412,6 +416,7 @@ def test_env_that_does_not_repeat_has_lost_its_snapshot_and_goes_on() -> None:
         envs.step(np.zeros(1, int))
 
 
+@pytest.mark.long
 def test_snapshots_beyond_the_depth_of_an_env_that_was_called_are_refused(hub: ServedHub) -> None:
     with closing(made(hub, "shared", 1)) as envs:
         chain = restored_from_a_chain(envs)

@@ -38,6 +38,7 @@ def processes(hub: ServedHub, name: str) -> set[int]:
     return {pid for pid, _ in below(psutil.Process(hub.process.pid), name)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lanes", [*(pytest.param((lane,), marks=pytest.mark.long) for lane in ("tcp", "ipc")), ("tcp", "ipc")]
 )
@@ -94,6 +95,7 @@ def test_no_env_is_restored_where_one_hub_cannot(hubs: SeveralHubs) -> None:
         envs.step(ONES)
 
 
+@pytest.mark.long
 def test_snapshots_of_a_killed_hub_are_lost_and_nothing_else(hubs: SeveralHubs) -> None:
     address = hubs.addresses("tcp")[1]
     with closing(made(hubs, "tcp", on_hub_loss="recreate", restart_wait=0.5)) as envs:
@@ -118,6 +120,7 @@ def test_snapshots_of_a_killed_hub_are_lost_and_nothing_else(hubs: SeveralHubs) 
         assert (envs.restore(again)[0] == seen).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["prepare", "commit"])
 def test_hub_that_is_killed_in_a_restore_takes_its_own_envs_along(
     hubs: SeveralHubs, when: str, monkeypatch: pytest.MonkeyPatch
@@ -146,7 +149,7 @@ def test_hub_that_is_killed_in_a_restore_takes_its_own_envs_along(
 @pytest.mark.parametrize(
     "stride", [1999, pytest.param(251, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.chaos)]
 )
-@pytest.mark.parametrize("lane", ["ipc", "tcp"])
+@pytest.mark.parametrize("lane", [pytest.param("ipc", marks=pytest.mark.long), "tcp"])
 def test_interrupted_request_is_carried_out_on_both_hubs_or_on_neither(
     hubs: SeveralHubs, lane: str, stride: int
 ) -> None:

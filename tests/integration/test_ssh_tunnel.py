@@ -102,6 +102,7 @@ def test_tunnel_goes_on_however_much_ssh_says(ssh: Ssh, tmp_path: Path) -> None:
     assert wait_until((tmp_path / "said").exists, timeout=10)
 
 
+@pytest.mark.long
 def test_machine_that_prints_without_an_end_fills_no_memory(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_systemd_is_told_when_a_signal_stops_the_hub(listening: tuple[str, socke
         assert word(received) == ["STOPPING=1", f"STATUS=draining on {' '.join(hub.addresses)}: 0 sessions, 0 envs"]
 
 
+@pytest.mark.long
 def test_hub_whose_service_manager_is_gone_goes_on(tmp_path: Path) -> None:
     with serve(tmp_path, "CartPole-v1", environ={"NOTIFY_SOCKET": f"{tmp_path}/none"}) as hub:
         envhub.make_vec("CartPole-v1", num_envs=1, hub=hub.ipc).close()

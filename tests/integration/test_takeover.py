@@ -177,6 +177,7 @@ sys.stdin.read()
         holder.stdin.close()
 
 
+@pytest.mark.long
 def test_holder_that_is_stopped_keeps_its_session(hub: ServedHub, client: envhub.Client) -> None:
     code = HOLDER.format(hub=hub.ipc)
     with subprocess.Popen([sys.executable, "-c", code], text=True, **dict.fromkeys(("stdin", "stdout"), -1)) as holder:

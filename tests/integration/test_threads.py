@@ -256,6 +256,7 @@ class Hammer:
                 self.unexpected.append(error)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_threads_that_do_anything_at_any_time_end_with_a_result_or_a_refusal(
     make: Callable[..., envhub.HubVectorEnv],

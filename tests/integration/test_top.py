@@ -31,6 +31,7 @@ def top(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.long
 def test_once_prints_a_row_of_each_session_and_of_a_hub_that_does_not_answer(hub: ServedHub) -> None:
     absent = f"tcp://127.0.0.1:{free_port()}"
     with closing(envhub.make_vec("counter", 3, hub=hub.tcp, label="run 7")) as envs:

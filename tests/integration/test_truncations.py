@@ -126,6 +126,7 @@ def test_env_that_dies_between_two_steps_is_truncated_by_the_next(address: str |
         assert step(envs, 0, 0, 0)[0][:, 0].tolist() == [3, 3, 0]
 
 
+@pytest.mark.long
 def test_new_incarnations_are_seeded_by_the_seed_and_their_number(address: str | None) -> None:
     def drawn() -> list[float]:
         with made(address) as envs:

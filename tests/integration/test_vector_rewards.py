@@ -126,6 +126,7 @@ class OfAgents(Counter):
         return spaces.Box(0, 9, (2,))
 
 
+@pytest.mark.long
 def test_method_is_no_reward_space(tmp_path: Path) -> None:
     with contextlib.closing(envhub.make_vec(OfAgents, 2, num_workers=1, record=tmp_path)) as envs:
         assert envs.single_reward_space is None and envs.reward_shape == ()

@@ -113,6 +113,7 @@ def test_promtool_finds_nothing_wrong_in_the_metrics(page: Page) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
+@pytest.mark.long
 def test_probes_need_no_password_and_ready_is_not_a_hub_that_drains(tmp_path: Path) -> None:
     with page_of(tmp_path, "counter=sims:counter") as page:
         assert [page.get(path)[:2] for path in ("/livez", "/readyz")] == [(200, "ok"), (200, "ok")]
@@ -154,6 +155,7 @@ def test_memory_stays_flat_over_ten_thousand_scrapes(page: Page) -> None:
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_only_who_knows_the_password_sees_the_page_and_other_sites_see_nothing(page: Page) -> None:
     assert page.get("/")[0] == page.get("/metrics")[0] == page.get("/frame/0a/0")[0] == 401
     assert page.get("/metrics", Authorization="Bearer wrong password")[0] == 401

@@ -207,6 +207,7 @@ OF_ENVS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise goes on with all frames before 3.11")
 @pytest.mark.parametrize(
     "kind", ["make", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("make_vec", "AsyncVectorEnv"))]

@@ -141,6 +141,7 @@ def command(hub: ServedHub, capsys: pytest.CaptureFixture[str]) -> Command:
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("action", "where"), [(SLEEP, "time.sleep"), (HOLD_GIL, "re.match")])
 def test_stack_of_an_env_that_sleeps_or_computes_in_c(
     hub: ServedHub, command: Command, action: int, where: str
@@ -227,6 +228,7 @@ class Looks:
         self._thread.join()
 
 
+@pytest.mark.long
 def test_frame_of_an_env_that_draws_none_is_its_observation(hub: ServedHub, command: Command, tmp_path: Path) -> None:
     with session(hub, "pixels") as (_, client, name):
         shown = client.frame(name, 1)

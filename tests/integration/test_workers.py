@@ -97,6 +97,7 @@ class Mine(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that might wait."""
 
 
+@pytest.mark.long
 def test_what_envs_change_that_their_process_shares_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     with closing(envhub.make_vec([sims.Draws] * 4, num_workers=2)) as envs:
         envs.reset(seed=0)
@@ -112,6 +113,7 @@ def test_what_envs_change_that_their_process_shares_is_warned_of_once(caplog: py
     assert "have in common" not in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fails", ["raises", pytest.param("exits", marks=pytest.mark.long)])
 def test_envs_of_which_a_process_can_have_one_are_refused_where_they_are_told_to_share_one(
     tmp_path: Path, fails: str

@@ -291,12 +291,12 @@ def test_only_the_zygote_forks_without_exec(name: str) -> None:
 
 # Lines and modules that a folder may have, itself alone; raising one is a line here with a reason.
 BUDGETS = {
-    "client/envhub_client": (1214, 9),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
+    "client/envhub_client": (1215, 9),  # slow(); drain(wait); acts of operators; frames as PNG; snapshots
     "client/envhub_client/connection": (1668, 7),  # waits for the window; snapshots; has files of sockets, by itself
     "client/envhub_client/envs": (1923, 8),  # a missing result of a call is a breach; snapshots
     "client/envhub_client/federation": (2064, 8),  # snapshots
     "client/envhub_client/frameworks": (1378, 8),  # snapshots; 18 say what is left of retired names
-    "client/envhub_client/lanes": (1092, 5),  # times steps; posts resets and calls in shared memory, past the hub
+    "client/envhub_client/lanes": (1097, 5),  # times steps; posts resets and calls in shared memory, past the hub
     "client/envhub_client/private_hub": (328, 3),
     "client/envhub_client/recording": (1046, 4),  # snapshots
     "client/envhub_client/session": (1357, 7),  # sessions that a program leaves open at its end; snapshots

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from envhub.protocol.client import Reply
-from envhub.protocol.messages import Call, Reset, SetAttr
+from envhub.protocol.messages import Call, Observed, Reset, SetAttr
 from envhub.protocol.prelude import Frame
 from envhub.values.info_columns import Template
 from envhub.values.leaf import Leaf
@@ -137,11 +137,16 @@ class HubLane(Lane, Protocol):
         """The decoded result of each row that was called; errors as for ``wait``. Where attributes are set, any."""
 
 
+def check_observed(observed: Observed, num_envs: int) -> None:
+    """Raise ``ValueError`` unless the reply has this number of envs."""
+    counts = observed.num_envs, len(observed.steps), len(observed.given)
+    if {*counts} != {num_envs}:
+        raise ValueError(f"{counts[0]} envs, steps of {counts[1]} and flags of {counts[2]}")
+
+
 def observed_arrays(reply: Reply, num_envs: int, leaves: Sequence[Leaf]) -> list[np.ndarray]:
     """The envs' last observations in a reply to OBSERVE, an array for each leaf; ``ValueError`` for other envs."""
-    observed = reply.message
-    if {observed.num_envs, len(observed.steps), len(observed.given)} != {num_envs}:
-        raise ValueError(f"{observed.num_envs} envs, steps of {len(observed.steps)}, flags of {len(observed.given)}")
+    check_observed(reply.message, num_envs)
     shaped = zip(reply.frames, leaves, strict=True)
     return [np.frombuffer(frame, leaf.dtype).reshape(num_envs, *leaf.shape) for frame, leaf in shaped]
 

@@ -74,8 +74,8 @@ WrapperLike = str | type | functools.partial[Any] | tuple[Any, dict[str, Any]]
 
 def named_wrappers(wrappers: Sequence[WrapperLike]) -> tuple[list[str], list[dict[str, Any]]]:
     """The entry points, as ``module:Class``, and the keyword arguments of these wrappers."""
-    is_list = isinstance(wrappers, Sequence) and not isinstance(wrappers, str)
-    check(is_list, "wrappers", f"a list, such as [{_text(wrappers)}]", wrappers, TypeError)
+    if isinstance(wrappers, str) or not isinstance(wrappers, Sequence):
+        raise TypeError(f"wrappers must be a list, such as [{_text(wrappers)}], got {brief(wrappers, 100)}")
     each = [_named(wrapper) for wrapper in wrappers]
     return [entry for entry, _ in each], [arguments for _, arguments in each]
 

@@ -163,7 +163,7 @@ class Hosting(Frozen):
 
 
 class Make(Frozen):
-    """A new session of ``num_envs`` envs: by name, or, if the hub allows it, by a pickled list of factories."""
+    """A new session of ``num_envs`` envs: by name, or, if the hub allows it, by pickled factories."""
 
     num_envs: int
     name: str = ""

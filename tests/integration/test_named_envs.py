@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import sims
+from envhub_client.keywords import named_wrappers
 from gymnasium import wrappers
 from gymnasium.vector import SyncVectorEnv
 from hubs import ServedHub
@@ -99,6 +100,15 @@ def test_wrappers_are_named_with_their_arguments(hub: ServedHub, way: str) -> No
 def test_wrapper_that_cannot_be_named_is_refused(given: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         envhub.make_vec("CartPole-v1", 2, wrappers=given)
+
+
+def test_arguments_of_wrappers_are_not_written_out_unless_they_are_refused() -> None:
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text yet")
+
+    entries, arguments = named_wrappers([("TimeLimit", {"max_episode_steps": Unprintable()})])
+    assert entries == ["gymnasium.wrappers.common:TimeLimit"] and [*arguments[0]] == ["max_episode_steps"]
 
 
 def test_wrappers_that_a_hub_does_not_make_are_refused_with_those_that_it_makes(hub: ServedHub) -> None:

@@ -322,7 +322,7 @@ BUDGETS = {
     "server/envhub_server/processes": (1496, 6),  # reads stacks of workers that run; snapshots
     "server/envhub_server/session": (3262, 12),  # SENDs that wait; ordered restarts; snapshots
     # times steps; draws for operators; tries envs, all that validate says; snapshots; verbs by fewer calls
-    "server/envhub_server/worker": (5605, 23),
+    "server/envhub_server/worker": (5616, 23),
     "server/envhub_server/web": (1220, 7),  # looks for leaks; who may see it, who guesses; metrics; tables, curves
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from envhub_server.ipc import control
 from envhub_server.worker.gym_compat import vector_factory
-from envhub_server.worker.native_env import made_by, takes, why_not_batch
+from envhub_server.worker.native_env import SharedCall, made_by, takes, why_not_batch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -57,6 +57,20 @@ def test_seeds_that_follow_from_none_are_refused_but_for_envs_built_again() -> N
             env.reset(seeds, 2, None, rebuilt=False)
     env.reset([5, 77], 2, None, rebuilt=True)
     assert env.made.seeds == [5]
+
+
+def test_early_reset_that_fails_is_the_failure_of_each_env_and_is_not_tried_again() -> None:
+    tries = iter([RuntimeError("the first try"), None])
+
+    def reset_early() -> None:
+        if (error := next(tries)) is not None:
+            raise error
+
+    shared = SharedCall(native(range(2), 1), True, reset_early)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the first try"):
+            shared.reset_early()
+    assert next(tries) is None
 
 
 def test_metadata_are_without_the_mode_that_is_the_envs_own() -> None:

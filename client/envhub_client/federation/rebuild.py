@@ -142,9 +142,9 @@ class PartRebuilder:
         self._attributes[key] = message
 
     def stop(self) -> None:
-        self._opener.stopped = True
-        for rebuild in self._rebuilds:
+        for rebuild in self._rebuilds:  # before the opener, whose error a rebuild would keep for another try
             rebuild.stop()
+        self._opener.stopped = True
         for rebuild in self._rebuilds:
             rebuild.join()
 

@@ -6,7 +6,6 @@ reset as the session's autoreset mode demands.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import compress
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -279,8 +278,8 @@ class SharedCall:
     """A call of the vector env on behalf of several of its envs."""
 
     def __init__(self, env: NativeEnv, whole: bool, reset_early: Callable[[], None]) -> None:
-        self.env, self._whole = env, whole
-        self.reset_early = lru_cache(maxsize=None)(reset_early)  # for all of the envs at once
+        self.env, self._whole, self._reset_early = env, whole, reset_early
+        self._early: BaseException | bool = False  # whether all envs were reset early, or what that raised
         self._returned: list[Any] | None = None
         self._values: dict[int, Any] = {}
 
@@ -288,6 +287,17 @@ class SharedCall:
         if self._returned is None:
             self._returned = self.env.call(name, args, dict(kwargs or {}))
         return self._returned
+
+    def reset_early(self) -> None:
+        """Reset all of the envs at once; what that raises is raised for each of them, without another try."""
+        if self._early is False:
+            try:
+                self._reset_early()
+                self._early = True
+            except BaseException as error:
+                self._early = error
+        if isinstance(self._early, BaseException):
+            raise self._early
 
     def check_whole(self, name: str) -> None:
         if not self._whole:

@@ -180,7 +180,8 @@ class Zygote:
                 count = min(FORKED_AT_ONCE, message.count - start)
                 self._fork([self._channel.take_descriptors(3) for _ in range(count)], self._become)
         elif isinstance(message, control.Guard):
-            self._guarded = {*self._guarded, *message.pids}.difference(message.ended)
+            self._guarded.update(message.pids)
+            self._guarded.difference_update(message.ended)
         return not isinstance(message, control.Retire)
 
     def _fork(self, wanted: list[list[int]], become: Callable[[int, list[int]], None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from envhub_client import client as client_module
-from envhub_client.session import maker
+from envhub_client.session.session import Session
 from hubs import HERE, ServedHub, serve
 
 import envhub
@@ -265,7 +265,7 @@ def test_traceback_of_a_hubs_error_ends_at_the_call_in_the_program(
         envs.reset()
     client.timeout = 0.5  # from here on there is no hub that could answer in time
     monkeypatch.setattr(protocol_client, "REFUSED_S", 0.2)
-    monkeypatch.setattr(maker, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(Session.__init__, "__defaults__", (0.2,))  # the time to connect
     monkeypatch.setattr(client_module, "RETURN_S", 0.1)
     for name, ask in OF_HUBS.items():
         with pytest.raises(envhub.EnvHubError) as raised:

@@ -355,6 +355,11 @@ def test_batch_of_infos_that_is_too_large_is_not_written() -> None:
     assert writer.write(batch, lambda: infos_by_env(batch, 2)[0]) == (0, 0)
 
 
+def test_batch_of_infos_that_have_no_columns_is_not_written() -> None:
+    for info in (nested(NESTING_MAX + 1), {1: 2.0}):
+        assert two_rows().write(info, lambda info=info: info) == (0, 0)  # type: ignore[misc]
+
+
 def test_batches_of_infos_have_a_limit_of_forms() -> None:
     writer = two_rows()
     batches = [{str(key): np.arange(2)} for key in range(TEMPLATES_MAX + 2)]

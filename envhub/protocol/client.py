@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from envhub.errors import RemoteProtocolError, printable
 from envhub.protocol import messages, validation
-from envhub.protocol import prelude as preludes
 from envhub.protocol.messages import PART_OPS, REPLY, SESSION_OPS, WINDOW_OPS, Failure, HeartbeatReply, Op
 from envhub.protocol.prelude import FRAME_BYTES_MAX, NO_SESSION, PRELUDE, RECONNECT_S, Frame, Frames, Prelude, pack_head
 from envhub.values import codec
@@ -132,18 +131,18 @@ class ClientProtocol:
         token, seq = (self.token, self.last_seq + 1) if of_session else (NO_SESSION, self._ticket + 1)
         body = message.codes if op == Op.STEP else messages.pack(message)
         parts, received, last_sent_seq = self._parts, self.received, self._sent_seq
-        head = pack_head(op, self.hub_id, token, seq)
+        after = 0
         if parts and of_session:
             if op in WINDOW_OPS:
-                head = preludes.pack_window_head(op, seq - next(reversed(parts)), self.hub_id, token, seq)
+                after = seq - next(reversed(parts))
             else:
                 last_sent_seq = max(last_sent_seq, *(each.seq for each in parts.values() if not each.held), 0)
                 self._may_be_late, parts, received = True, {}, []
-        sent = [head + body, *frames]
+        sent = [pack_head(op, after, self.hub_id, token, seq) + body, *frames]
         if (nbytes := max(map(len, sent))) > self.frame_bytes_max:
             raise FrameTooLarge(nbytes)
         held = of_session and last_sent_seq > self._ended_seq and op not in _NEVER_HELD
-        done = pack_head(REPLY | op, self.hub_id, token, seq)
+        done = pack_head(REPLY | op, 0, self.hub_id, token, seq)
         ask_s = _AT_ONCE if held else now_s + HEARTBEAT_S
         request = Pending(
             op=op, token=token, seq=seq, frames=sent, done=done, ask_s=ask_s, held=held, on_its_way=not held
@@ -278,7 +277,7 @@ class ClientProtocol:
         return messages
 
     def _question(self, token: bytes, seq: int) -> Frames:
-        return [pack_head(Op.HEARTBEAT, self.hub_id, token, seq) + messages.pack(messages.Question())]
+        return [pack_head(Op.HEARTBEAT, 0, self.hub_id, token, seq) + messages.pack(messages.Question())]
 
     def next_tick_s(self, now_s: float) -> float:
         next_s = now_s + HEARTBEAT_S

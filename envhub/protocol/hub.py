@@ -305,14 +305,14 @@ class HubProtocol:
 
     def _reply(self, request: Incoming, op: int, body: bytes, frames: Sequence[Frame]) -> None:
         peer, asked, token, seq, message, _ = request
-        reply = [pack_head(op, self.hub_id, token, seq) + body, *frames]
+        reply = [pack_head(op, 0, self.hub_id, token, seq) + body, *frames]
         link = self._links.get(token) if asked in SESSION_OPS else None
         if link is not None and seq in link.replies:
             peer, link.replies[seq] = link.peer, reply
             link.made = link.made or op == REPLY | asked
             if op == REPLY | Op.STEP and seq < SEQ_MAX:
                 link.step = message
-                link.next_step = pack_head(Op.STEP, self.hub_id, token, seq + 1) + message.codes
+                link.next_step = pack_head(Op.STEP, 0, self.hub_id, token, seq + 1) + message.codes
                 self._next_steps[link.next_step] = (token, link)
         self.outgoing.append((peer, reply))
 
@@ -332,7 +332,7 @@ class HubProtocol:
         self._send(peer, REPLY | Op.FAILURE, prelude.token, prelude.seq, failure)
 
     def _send(self, peer: bytes, op: int, token: bytes, seq: int, message: Any) -> None:
-        self.outgoing.append((peer, [pack_head(op, self.hub_id, token, seq) + messages.pack(message)]))
+        self.outgoing.append((peer, [pack_head(op, 0, self.hub_id, token, seq) + messages.pack(message)]))
 
     def goodbye(self, token: bytes, why: Failure) -> None:
         if link := self._links.get(token):

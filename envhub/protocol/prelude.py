@@ -17,9 +17,7 @@ VERSION = 1  # a peer of another version is refused
 PRELUDE = struct.Struct("<4sHBBQ16sQ")  # magic, version, op, after, hub id, session token, seq
 NO_SESSION = bytes(16)
 
-# The bytes of a prelude from op, hub id, token and seq; of the second one from op, after, hub id, token and seq.
-pack_head = partial(struct.Struct("<4sHBxQ16sQ").pack, MAGIC, VERSION)
-pack_window_head = partial(PRELUDE.pack, MAGIC, VERSION)
+pack_head = partial(PRELUDE.pack, MAGIC, VERSION)  # the bytes of a prelude, from its op on
 
 FRAMES_MAX = 1024
 FRAME_BYTES_MAX = 1 << 30  # of a reply

@@ -142,7 +142,7 @@ class FrameAttack(Attack):
     def _is_answered(self, peer: ZmtpPeer) -> bool:
         """Whether the hub answers what came last; False if it has ended the connection."""
         nonce = next(self._nonces)
-        wanted, heard = pack_head(REPLY | Op.HEALTH, peer.hub_id, NO_SESSION, nonce), b""
+        wanted, heard = pack_head(REPLY | Op.HEALTH, 0, peer.hub_id, NO_SESSION, nonce), b""
         peer.connection.settimeout(ASK_AGAIN_S)
         for _ in range(int(ANSWER_S / ASK_AGAIN_S)):
             try:

@@ -309,7 +309,7 @@ BUDGETS = {
         7,
     ),  # ls waits for no absent socket; service; --show-config; operate; drain --wait; top; --check, doctor, validate
     "envhub/fleet": (640, 3),
-    "envhub/protocol": (1537, 6),  # STATUS and OPERATE; several SENDs under way; snapshots; fewer calls
+    "envhub/protocol": (1534, 6),  # STATUS and OPERATE; several SENDs under way; snapshots; fewer calls
     "envhub/transport": (700, 5),  # an address says whether its bytes cost
     "envhub/values": (2105, 9),  # numbers by fewer calls; columns of up to 1 MiB, by an example without their values
     # what systemd is told, and its unit; origins of settings, and their reload; doctor and validate

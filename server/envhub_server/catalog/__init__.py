@@ -1,1 +1,1 @@
-"""The environments that a hub may make: their settings, their list, and who may make them."""
+"""The environments that a hub may make: their settings and their list."""
